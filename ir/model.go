@@ -14,15 +14,29 @@ type Model struct {
 	Name   string `json:"name"`
 	Family string `json:"family"` // the family that supplied the defaults; the adapter target all-linear also depends on it
 
-	Layers  int    `json:"layers"`
-	Hidden  int    `json:"hidden"`
-	Heads   int    `json:"heads"`
-	KVHeads int    `json:"kv_heads"`       // = Heads unless the model uses grouped-query attention
-	HeadDim int    `json:"head_dim"`       // = Hidden/Heads unless given
-	FFN     int    `json:"ffn"`            // width of the MLP
-	FFNs    []int  `json:"ffns,omitempty"` // width in each layer, 0 for none; FFN is the largest. The list repeats over the layers; empty: FFN in all layers
-	Vocab   int    `json:"vocab"`          // as given; codegen pads it to a multiple of SP
-	DType   string `json:"dtype"`          // f32 | bf16: storage of weights and activations
+	Layers  int   `json:"layers"`
+	Hidden  int   `json:"hidden"`
+	Heads   int   `json:"heads"`
+	KVHeads int   `json:"kv_heads"`       // = Heads unless the model uses grouped-query attention
+	HeadDim int   `json:"head_dim"`       // = Hidden/Heads unless given
+	FFN     int   `json:"ffn"`            // width of the MLP
+	FFNs    []int `json:"ffns,omitempty"` // width in each layer, 0 for none; FFN is the largest. The list repeats over the layers; empty: FFN in all layers
+	Vocab   int   `json:"vocab"`          // as given; codegen pads it to a multiple of SP
+
+	// MLPs with experts, of which each token uses some. All fields are 0 or empty without experts.
+	MLPs         []string `json:"mlp_layer_types,omitempty"` // dense | sparse for each layer, repeated; sparse MLPs have experts. Empty: all are sparse if there are experts
+	Experts      int      `json:"num_experts,omitempty"`
+	TopExperts   int      `json:"num_experts_per_tok,omitempty"`
+	ExpertFFN    int      `json:"moe_intermediate_size,omitempty"`           // width of each expert
+	SharedFFN    int      `json:"shared_expert_intermediate_size,omitempty"` // width of the expert that all tokens use; 0: none
+	SharedGate   bool     `json:"shared_expert_gate,omitempty"`              // its result is multiplied by a sigmoid
+	Scoring      string   `json:"scoring_func,omitempty"`                    // softmax | sigmoid | softmax_topk: from a router's logits to scores
+	NormTop      bool     `json:"norm_topk_prob,omitempty"`                  // the scores of a token's experts are divided by their sum
+	RoutedScale  float64  `json:"routed_scaling_factor,omitempty"`           // factor of the scores
+	Correction   bool     `json:"e_score_correction_bias,omitempty"`         // a number for each expert is added to its score for the choice
+	ExpertGroups int      `json:"n_group,omitempty"`                         // groups of experts; 0 or 1: none
+	TopGroups    int      `json:"topk_group,omitempty"`                      // groups from which a token's experts are chosen
+	DType        string   `json:"dtype"`                                     // f32 | bf16: storage of weights and activations
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
@@ -30,7 +44,7 @@ type Model struct {
 	NormEps    float64  `json:"norm_eps"`
 	Activation string   `json:"activation"` // one of ir.Functions
 	Gated      bool     `json:"gated"`      // the MLP multiplies by the activation of a gate
-	Bias       []string `json:"bias"`       // subset of qkv, attn_out, mlp, in this order
+	Bias       []string `json:"bias"`       // subset of qkv, attn_out, mlp, router, experts, in this order
 	QKNorm     string   `json:"qk_norm"`    // none | head | all: RMSNorm of queries and keys
 
 	Positions       string   `json:"positions"`        // learned | rope | none

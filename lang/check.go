@@ -52,6 +52,11 @@ func (c *checker) model() {
 	for _, p := range m.Problems() {
 		c.fail(c.culprit(p.Keys...), p.Code, p.Hint, "%s", p.Message)
 	}
+	for _, k := range expertKeys {
+		if m.Experts == 0 && c.Written("model."+k) {
+			c.fail("model."+k, Conflict, "num_experts = 8, for example", "%s has no effect without experts", k)
+		}
+	}
 	if slices.Contains(m.Windows, noWindow) {
 		c.fail("model.layer_types", Conflict, "window = 4K, for example", "sliding layers need a window: one number other than 0")
 	}
@@ -114,6 +119,9 @@ func (c *checker) train() {
 		c.fail("train.warmup", Conflict, fmt.Sprintf("at most %d", t.Steps), "warmup = %d is longer than the run of %d steps", t.Warmup, t.Steps)
 	}
 	c.decay()
+	if c.Model.Experts > 0 && t.Optimizer.Kind == "muon" {
+		c.fail("train.optimizer", Conflict, "optimizer = adamw()", "muon does not update the matrices of experts")
+	}
 	if o := t.Optimizer; o.Moments == "bf16" && max(o.Beta1, o.Beta2, o.Momentum) > 0.99 {
 		c.fail(c.culprit("train.optimizer.moments", "train.optimizer.betas", "train.optimizer.momentum"), Conflict, "moments = f32",
 			"with a decay of %g, bf16 moments would not change; the limit with moments = bf16 is 0.99", max(o.Beta1, o.Beta2, o.Momentum))

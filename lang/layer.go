@@ -40,18 +40,22 @@ func mixerNames() (list []string) {
 
 // Form is what a layer computes, apart from the window of its attention and the positions: a mixer and an MLP.
 type Form struct {
-	Mixer string
-	FFN   int // width of the MLP; 0: none
+	Mixer   string
+	FFN     int // width of the MLP, or of each expert; 0: none
+	Experts int // number of experts; 0: the MLP is dense
 }
 
 // FormOf returns the form of a layer.
 func (m *Model) FormOf(layer int) Form {
-	f := Form{MixerAttention, m.FFN}
+	f := Form{Mixer: MixerAttention, FFN: m.FFN}
 	if n := len(m.Mixers); n > 0 {
 		f.Mixer = m.Mixers[layer%n]
 	}
 	if n := len(m.FFNs); n > 0 {
 		f.FFN = m.FFNs[layer%n]
+	}
+	if f.FFN > 0 && m.sparse(layer) {
+		f.FFN, f.Experts = m.ExpertFFN, m.Experts
 	}
 	return f
 }

@@ -159,9 +159,12 @@ func (m *Model) amplitude() float64 {
 // rotated returns the number of elements of a head that are rotated, in pairs (i, i+Rotated/2).
 func (m *Model) rotated() int { return int(math.Round(m.RopePartial * float64(m.HeadDim))) }
 
+// biasGroups lists the groups of linear maps that may have biases.
+var biasGroups = []string{BiasQKV, BiasAttnOut, BiasMLP, BiasRouter, BiasExperts}
+
 func setBias(s *Spec, v value) {
 	s.Model.Bias = []string{}
-	for _, group := range []string{BiasQKV, BiasAttnOut, BiasMLP} { // in a fixed order, so that equal sets compare equal
+	for _, group := range biasGroups { // in a fixed order, so that equal sets compare equal
 		if slices.ContainsFunc(v.list, func(item value) bool { return item.name == group }) {
 			s.Model.Bias = append(s.Model.Bias, group)
 		}
@@ -226,6 +229,7 @@ func (m *Model) Problems() (found []Problem) {
 	}
 	found = append(found, m.foreignValues()...)
 	m.formProblems(fail)
+	m.expertProblems(fail)
 	if m.Heads%m.KVHeads != 0 {
 		fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
 			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)

@@ -32,6 +32,8 @@ const (
 	BiasQKV     = "qkv"
 	BiasAttnOut = "attn_out"
 	BiasMLP     = "mlp"
+	BiasRouter  = "router"
+	BiasExperts = "experts"
 )
 
 // Position encodings.

@@ -43,7 +43,7 @@ var space = []setting{
 	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 	choice("optimizer", func(c *Case, v string) { c.Optimizer = v }, "", "sgd", "muon"),
-	choice("traits", func(c *Case, v string) { c.Traits = models[v] }, "", "qwen3", "olmo2", "gemma", "smollm", "mixed"),
+	choice("traits", func(c *Case, v string) { c.Traits = models[v] }, "", "qwen3", "olmo2", "gemma", "smollm", "mixed", "glm", "ossmoe"),
 }
 
 // strategiesWith returns the names of the strategies with a property.
@@ -112,6 +112,7 @@ var forbidden = []struct {
 	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && strategyAt(s).Stages.Least > 1 }, "nor do they for a strategy"},
 	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && needsFullPipeline(s) }, "a microbatch for each stage,"},
 	{"traits", "kv_heads", func(traits, kv int) bool { return traits == 2 && kv > 0 }, "a norm of all key heads wants them on one rank or exchanged"},
+	{"traits", "optimizer", func(traits, optimizer int) bool { return traits > 5 && optimizer == 2 }, "muon does not update experts"},
 	{"dp", "strategy", func(dp, s int) bool { return dp == 1 && needsFullPipeline(s) }, "of two ranks four,"},
 	{"microbatch", "strategy", func(microbatch, s int) bool { return microbatch == 1 && needsFullPipeline(s) }, "is the whole batch"},
 }

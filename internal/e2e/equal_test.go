@@ -35,7 +35,9 @@ func checkCase(t *testing.T, c Case) {
 	if c.Mux == "" { // with mux, the order of sums depends on which rank runs a piece
 		checkSame(t, "E1 and E2: against one stage without offload", got, run(t, c.unpiped()))
 	}
-	checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))
+	if c.routesAlike() {
+		checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))
+	}
 }
 
 // outside lists cases beyond the space: sequences longer than the tiles of attention, a vocabulary so large

@@ -69,8 +69,11 @@ func (b *builder) param(p Param) int {
 	if p.Vector {
 		cols = 0
 	}
-	w := b.value(Value{Name: p.Name, Kind: Weight, Rows: rows, Count: count, Cols: cols, DType: b.act, Param: i})
-	b.value(Value{Name: "d" + p.Name, Kind: WeightGrad, Rows: rows, Count: count, Cols: cols, DType: ir.F32, Param: i})
+	if p.Planes > 0 {
+		count /= p.Planes
+	}
+	w := b.value(Value{Name: p.Name, Kind: Weight, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: b.act, Param: i})
+	b.value(Value{Name: "d" + p.Name, Kind: WeightGrad, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: ir.F32, Param: i})
 	return w
 }
 

@@ -30,6 +30,11 @@ var gradients = [ir.NumOps]gradient{
 	ir.Cast:          castGradient,
 	ir.Axpby:         scaleGradient,
 	ir.Dropout:       dropoutGradient,
+	ir.Route:         routeGradient,
+	ir.Permute:       permuteGradient,
+	ir.Unpermute:     unpermuteGradient,
+	ir.MatmulGrouped: groupedGradient,
+	ir.Fill:          func(*builder, Node) {},
 	ir.Rotate:        func(*builder, Node) {}, // attention's rule sends keys and their gradients around the ring
 	ir.LoadTokens:    func(*builder, Node) {},
 }
@@ -42,6 +47,7 @@ const (
 	cheap                        // like byPlacement, but recompute = selective recomputes them
 	never                        // always recomputed: the node only converts data that is kept in another form
 	neverIfInverse               // never if the attribute inverse is set, otherwise byPlacement
+	always                       // never recomputed, so that a choice cannot differ
 )
 
 // savings has no entry for opcodes whose results are saved according to their placement. Attention's gradient
@@ -49,6 +55,7 @@ const (
 var savings = [ir.NumOps]saving{
 	ir.LayerNorm: cheap, ir.RMSNorm: cheap, ir.Activation: cheap, ir.GLU: cheap,
 	ir.AllGather: never, ir.LoadTokens: never, ir.Rotate: never, ir.Dropout: never,
+	ir.Permute: never, ir.Fill: never, ir.Route: always,
 	ir.AllToAll: neverIfInverse,
 }
 
@@ -295,6 +302,7 @@ func (b *builder) contribute(v int, g Arg) {
 		return
 	}
 	sum := b.newGrad(v)
+	b.Values[sum].DType = b.Values[old.Value].DType
 	b.node(ir.Add, nil, all(sum), old, g)
 	b.grads[v] = all(sum)
 }
@@ -437,19 +445,23 @@ func (b *builder) kvGrads(k, v int) (d [2]int) {
 	return d
 }
 
-// castGradient passes the gradient on without converting it.
-func castGradient(b *builder, n Node) { b.contribute(n.Args[1].Value, b.grad(n.Args[0])) }
+// castGradient passes the gradient on without converting it, unless only a choice of experts depends on the result.
+func castGradient(b *builder, n Node) {
+	if _, ok := b.grads[n.Args[0].Value]; ok {
+		b.contribute(n.Args[1].Value, b.grad(n.Args[0]))
+	}
+}
 
 func activationGradient(b *builder, n Node) {
-	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.ActivationGrad, n.Attrs, all(dx), b.grad(n.Args[0]), b.need(n.Args[1].Value))
+	dx, heads := b.newGrad(n.Args[1].Value), n.Args[1].Heads
+	b.node(ir.ActivationGrad, n.Attrs, by(heads, all(dx)), b.grad(n.Args[0]), by(heads, b.need(n.Args[1].Value)))
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
 func gluGradient(b *builder, n Node) {
-	gate, up := n.Args[1].Value, n.Args[2].Value
+	gate, up, heads := n.Args[1].Value, n.Args[2].Value, n.Args[1].Heads
 	dgate, dup := b.newGrad(gate), b.newGrad(up)
-	b.node(ir.GLUGrad, n.Attrs, all(dgate), all(dup), b.grad(n.Args[0]), b.need(gate), b.need(up))
+	b.node(ir.GLUGrad, n.Attrs, by(heads, all(dgate)), by(heads, all(dup)), b.grad(n.Args[0]), by(heads, b.need(gate)), by(heads, b.need(up)))
 	b.contribute(gate, all(dgate))
 	b.contribute(up, all(dup))
 }

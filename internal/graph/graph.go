@@ -154,19 +154,21 @@ const (
 
 // Param is a parameter of a block.
 type Param struct {
-	Name    string   // within the block, such as "wq"; the full name of the tensor is "layer.3.wq"
-	Shape   [2]int64 // of the whole tensor; vectors are {n, 1}
-	Vector  bool     // its views have one dimension
-	Local   [2]int64 // on one rank, padded
-	Shard   Shard
-	Start   string  // constant with the first row or column; empty if Replicated
-	Std     float64 // standard deviation of the initial values; 0: filled with Fill
-	Fill    float64
-	Adapter bool   // belongs to an adapter, not to the model itself
-	Frozen  bool   // not trained: it has no gradient and no optimizer state
-	Reduce  string // group over which its gradients must still be summed: "sp", "ring" or "kv"; empty: none
-	Once    string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all copies count
-	Tied    bool   // the head's copy of the embedding
+	Name     string   // within the block, such as "wq"; the full name of the tensor is "layer.3.wq"
+	Shape    [2]int64 // of the whole tensor; vectors are {n, 1}
+	Vector   bool     // its views have one dimension
+	Planes   int64    // if not 0, the rows are those of this many matrices, one for each expert
+	Local    [2]int64 // on one rank, padded
+	Shard    Shard
+	Start    string  // constant with the first row or column; empty if Replicated
+	Std      float64 // standard deviation of the initial values; 0: filled with Fill
+	Fill     float64
+	Constant bool   // no gradient trains it
+	Adapter  bool   // belongs to an adapter, not to the model itself
+	Frozen   bool   // not trained: it has no gradient and no optimizer state
+	Reduce   string // group over which its gradients must still be summed: "sp", "ring" or "kv"; empty: none
+	Once     string // constant: 1 on the rank whose copy counts towards the gradient norm; empty: all copies count
+	Tied     bool   // the head's copy of the embedding
 }
 
 // SliceRows returns the number of rows of each of several equal slices that together contain the local rows. Rows of

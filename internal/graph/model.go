@@ -379,7 +379,11 @@ func (g *Model) layer(r *role, keep map[int]bool) *Block {
 		mlpBias = "b_down"
 	}
 	if r.form.FFN > 0 {
-		y = g.branch(b, y, "ln2", "out", g.replicated(mlpBias, h, 0), lang.BiasMLP, func(x int) int { return g.mlp(b, x) })
+		group, mlp := lang.BiasMLP, (*Model).mlp
+		if r.form.Experts > 0 {
+			group, mlp = "", (*Model).experts
+		}
+		y = g.branch(b, y, "ln2", "out", g.replicated(mlpBias, h, 0), group, func(x int) int { return mlp(g, b, x) })
 	}
 	b.Output = y
 	b.DOutput = b.value(Value{Name: "d.out", Kind: Input, Rows: Local, Cols: h, DType: b.act})
@@ -428,7 +432,7 @@ func (g *Model) branch(b *builder, x int, norm, out string, bias Param, group st
 	return y
 }
 
-// bias adds a parameter if the linear maps of a group have biases, and returns it or an absent operand.
+// bias adds a parameter if the linear maps of a group have biases, and returns it or an absent operand. The group "" has none.
 func (g *Model) bias(b *builder, group string, p Param) Arg {
 	if !g.HasBias(group) {
 		return Arg{Value: Missing}
@@ -634,29 +638,44 @@ func (g *Model) ffnConst(ffn int) string {
 	return fmt.Sprintf("%s.%d", ConstFFN, ffn)
 }
 
-// mlp appends the MLP of the block's form.
+// mlp appends a dense MLP.
 func (g *Model) mlp(b *builder, x int) int {
-	ffn := b.role.form.FFN
+	in := g.enter(b, x, "ln2.gathered")
+	return g.leave(b, g.dense(b, "", b.role.form.FFN, in, lang.BiasMLP), "mlp.sum")
+}
+
+// dense appends an MLP of the given width, whose tensors and values have names with a prefix, up to the sum over ranks.
+func (g *Model) dense(b *builder, prefix string, ffn, in int, biases string) int {
 	h, f, fl, first := int64(g.Hidden), int64(ffn), g.ffnLocal(ffn), g.ffnConst(ffn)
-	in, rows := g.enter(b, x, "ln2.gathered"), g.layerRows()
-	into := func(name, weight, bias string) int {
-		return g.linear(b, name, rows, in, g.columns(weight, h, f, fl, first), g.bias(b, lang.BiasMLP, g.slicedBias(bias, f, fl, first)))
-	}
-	function := integer("function", int64(slices.Index(ir.Functions, g.Activation)))
-	down, act := "w2", 0
+	act := g.widen(b, prefix, g.layerRows(), 0, func(name, weight, bias string) int {
+		return g.linear(b, name, g.layerRows(), in, g.columns(prefix+weight, h, f, fl, first), g.bias(b, biases, g.slicedBias(prefix+bias, f, fl, first)))
+	})
+	return g.linear(b, prefix+"fc2.out", g.layerRows(), act, g.rows(prefix+g.downName(), f, fl, h, first), Arg{Value: Missing})
+}
+
+// downName returns the name of the matrix of an MLP's second linear map.
+func (g *Model) downName() string {
 	if g.Gated {
-		down = "w_down"
-		gate, up := into("gate", "w_gate", "b_gate"), into("up", "w_up", "b_up")
-		name := map[string]string{"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu"}[g.Activation]
-		act = b.activation(cmp.Or(name, g.Activation+"_glu")+".out", rows, b.Values[gate].Cols)
-		b.node(ir.GLU, []Attr{function}, all(act), all(gate), all(up))
-	} else {
-		fc1 := into("fc1.out", "w1", "b1")
-		act = b.activation(strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)
-		b.node(ir.Activation, []Attr{function}, all(act), all(fc1))
+		return "w_down"
 	}
-	part := g.linear(b, "fc2.out", rows, act, g.rows(down, f, fl, h, first), Arg{Value: Missing})
-	return g.leave(b, part, "mlp.sum")
+	return "w2"
+}
+
+// widen appends an MLP up to the result of its activation. The function into appends a linear map of the input. Rows are
+// split by the given number, unless it is 0.
+func (g *Model) widen(b *builder, prefix string, rows Rows, split int64, into func(name, weight, bias string) int) int {
+	function := integer("function", int64(slices.Index(ir.Functions, g.Activation)))
+	if !g.Gated {
+		fc1 := into(prefix+"fc1.out", "w1", "b1")
+		act := b.activation(prefix+strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)
+		b.node(ir.Activation, []Attr{function}, by(split, all(act)), by(split, all(fc1)))
+		return act
+	}
+	gate, up := into(prefix+"gate", "w_gate", "b_gate"), into(prefix+"up", "w_up", "b_up")
+	name := map[string]string{"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu"}[g.Activation]
+	act := b.activation(prefix+cmp.Or(name, g.Activation+"_glu")+".out", rows, b.Values[gate].Cols)
+	b.node(ir.GLU, []Attr{function}, by(split, all(act)), by(split, all(gate)), by(split, all(up)))
+	return act
 }
 
 // head builds the final norm, the output projection and the loss. Training runs all of it in the backward pass,

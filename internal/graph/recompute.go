@@ -53,7 +53,7 @@ func (b *builder) findKVNodes() {
 }
 
 // RecomputedBy returns the units that a policy recomputes. The layer's input is never among them,
-// because no node of the layer computes it.
+// because no node of the layer computes it, and neither are choices of experts.
 func (g *Model) RecomputedBy(policy string) (recomputed Units) {
 	made := recomputes[policy]
 	if made == nil {
@@ -62,7 +62,7 @@ func (g *Model) RecomputedBy(policy string) (recomputed Units) {
 	for _, f := range g.forms {
 		b := f.plain
 		for _, u := range b.Units {
-			if u.Producer >= 0 && made(&b.Forward[u.Producer]) && !(policy == RecomputeSelective && b.isStatistics(&u)) {
+			if u.Producer >= 0 && made(&b.Forward[u.Producer]) && savings[b.Forward[u.Producer].Op] != always && !(policy == RecomputeSelective && b.isStatistics(&u)) {
 				recomputed |= 1 << u.Number
 			}
 		}

@@ -75,8 +75,20 @@ func (g *Model) MemberConsts() (names []string) {
 	for j := 1; j < g.rings(); j++ {
 		names = append(names, stepConst(j))
 	}
+	return append(names, g.widthConsts()...)
+}
+
+// widthConsts returns the constants of MLPs that are narrower than the widest, if ranks divide them.
+func (g *Model) widthConsts() (names []string) {
+	if g.Replicates() {
+		return nil
+	}
+	widths := []int{g.SharedFFN}
 	for _, f := range g.forms {
-		if c := g.ffnConst(f.FFN); c != ConstFFN && f.FFN > 0 && !g.Replicates() && !slices.Contains(names, c) {
+		widths = append(widths, f.FFN)
+	}
+	for _, ffn := range widths {
+		if c := g.ffnConst(ffn); c != ConstFFN && ffn > 0 && !slices.Contains(names, c) {
 			names = append(names, c)
 		}
 	}

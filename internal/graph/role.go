@@ -100,6 +100,11 @@ func (r *role) findSaved() {
 		r.saved |= 1
 		r.recomputed = r.saved &^ 1
 	}
+	for _, u := range b.Units {
+		if u.Producer >= 0 && savings[b.Forward[u.Producer].Op] == always {
+			r.recomputed &^= 1 << u.Number
+		}
+	}
 }
 
 // derivable returns the units that can be computed from other units and weights, without the input.
@@ -148,6 +153,9 @@ func (g *Model) frozen(prefix string, p *Param) bool {
 	if p.Adapter {
 		return false
 	}
+	if p.Constant {
+		return true
+	}
 	return lang.Freezes(&g.Model, g.Freeze, prefix+p.Name, p.Group())
 }
 
@@ -156,7 +164,7 @@ func (p *Param) Group() string {
 	switch {
 	case strings.HasSuffix(p.Name, ".gamma"), strings.HasSuffix(p.Name, ".beta"):
 		return lang.GroupNorms
-	case p.Vector:
+	case p.Vector, strings.HasPrefix(p.Name, prefixExperts+"b"):
 		return lang.GroupBiases
 	case p.Name == "embed" || p.Name == "pos":
 		return lang.GroupEmbeddings

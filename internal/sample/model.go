@@ -155,6 +155,9 @@ func (s *Model) load(weights Weights) error {
 		view := b.View(graph.Arg{Value: key.value}, s.size(0, 1))
 		view.Buffer = s.places[key]
 		rows, cols := p.Shape[0], p.Shape[1]
+		if p.Planes > 0 {
+			view.Shape = [len(view.Shape)]int64{rows, cols}
+		}
 		step := max(1, loadElements/cols)
 		for first := int64(0); first < rows; first += step {
 			n := min(step, rows-first)

@@ -36,13 +36,26 @@ type Config struct {
 	Mixers  []string `json:"mixers"` // attention | none for each layer, repeated cyclically; empty: attention for all layers
 	Vocab   int      `json:"vocab"`
 
+	MLPs         []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts
+	Experts      int      `json:"num_experts"`
+	TopExperts   int      `json:"num_experts_per_tok"`
+	ExpertFFN    int      `json:"moe_intermediate_size"`
+	SharedFFN    int      `json:"shared_expert_intermediate_size"`
+	SharedGate   bool     `json:"shared_expert_gate"`
+	Scoring      string   `json:"scoring_func"` // softmax | sigmoid | softmax_topk
+	NormTop      bool     `json:"norm_topk_prob"`
+	RoutedScale  float64  `json:"routed_scaling_factor"`
+	Correction   bool     `json:"e_score_correction_bias"`
+	ExpertGroups int      `json:"n_group"`
+	TopGroups    int      `json:"topk_group"`
+
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to gamma
 	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post
 	NormEps    float64  `json:"norm_eps"`
 	Activation string   `json:"activation"` // argument of Activate
 	Gated      bool     `json:"gated"`
-	Bias       []string `json:"bias"`    // subset of qkv, attn_out, mlp
+	Bias       []string `json:"bias"`    // subset of qkv, attn_out, mlp, router, experts
 	QKNorm     string   `json:"qk_norm"` // none | head | all
 
 	Positions       string   `json:"positions"`        // learned | rope | none
@@ -184,11 +197,14 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 	}
 	if f > 0 {
 		norm("ln2", cfg.normsBefore())
-		if cfg.Gated {
+		switch {
+		case cfg.sparse(layer):
+			list = append(list, sparseParameters(cfg)...)
+		case cfg.Gated:
 			linear("w_gate", "b_gate", "mlp", h, f)
 			linear("w_up", "b_up", "mlp", h, f)
 			linear("w_down", "b_down", "mlp", f, h)
-		} else {
+		default:
 			linear("w1", "b1", "mlp", h, f)
 			linear("w2", "b2", "mlp", f, h)
 		}
@@ -331,6 +347,7 @@ type tape struct {
 	logSumExp                     []float64 // of attention
 	mid, norm2, gate, up, act     []float64 // gate only if the MLP has one
 	mlpOut                        []float64
+	sparse                        sparseTape
 }
 
 func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
@@ -462,6 +479,10 @@ func (m *model) attend(l int, t *tape) {
 func (m *model) mlp(l int, t *tape) []float64 {
 	in := fmt.Sprintf("layer.%d.", l)
 	t.norm2 = m.normBefore(t.mid, in+"ln2")
+	if m.cfg.sparse(l) {
+		t.mlpOut = m.sparse(l, t)
+		return add(t.mid, m.normAfter(t.mlpOut, in+"ln2_post"))
+	}
 	down, downBias := in+"w2", in+"b2"
 	if m.cfg.Gated {
 		t.gate = m.linear(t.norm2, in+"w_gate", in+"b_gate")
@@ -492,10 +513,13 @@ func (m *model) mlpGrad(l int, dout []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dmlp := m.normAfterGrad(t.mlpOut, dout, in+"ln2_post")
 	var dnorm2 []float64
-	if m.cfg.Gated {
+	switch {
+	case m.cfg.sparse(l):
+		dnorm2 = m.sparseGrad(l, t, dmlp)
+	case m.cfg.Gated:
 		dgate, dup := GLUGrad(m.cfg.Activation, t.gate, t.up, m.linearGrad(t.act, dmlp, in+"w_down", in+"b_down"))
 		dnorm2 = add(m.linearGrad(t.norm2, dgate, in+"w_gate", in+"b_gate"), m.linearGrad(t.norm2, dup, in+"w_up", in+"b_up"))
-	} else {
+	default:
 		dup := ActivateGrad(m.cfg.Activation, t.up, m.linearGrad(t.act, dmlp, in+"w2", in+"b2"))
 		dnorm2 = m.linearGrad(t.norm2, dup, in+"w1", in+"b1")
 	}

@@ -33,7 +33,7 @@ func (opt Optimizer) Decays(name string) bool {
 	switch last {
 	case "gamma", "beta":
 		group = "norms"
-	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down", "sinks":
+	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down", "b", "sinks":
 		group = "biases"
 	case "embed", "pos":
 		group = "embeddings"

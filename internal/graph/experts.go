@@ -1,0 +1,211 @@
+package graph
+
+import (
+	"math"
+	"slices"
+
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+)
+
+// This file builds MLPs with experts. A router chooses experts for each token. The rows of tokens are copied once for each
+// choice, and those of an expert are adjacent, so every row is multiplied by its expert's matrices. There are as many rows
+// as choices, however unequally tokens choose, and no token is dropped. Rows stay on their rank: in mode megatron, the ranks
+// of a stage divide the columns of every expert, and in the other modes each rank has all experts for its own tokens.
+
+// Names of the tensors of experts begin with these prefixes.
+const (
+	prefixExperts = "experts."
+	prefixShared  = "shared."
+)
+
+// scores maps the values of scoring_func to those of the attribute of route.
+var scores = map[string]int64{lang.ScoringSoftmax: ir.ScoresSoftmax, lang.ScoringSigmoid: ir.ScoresSigmoid, lang.ScoringTop: ir.ScoresOfChosen}
+
+// choice holds the results of a router: for each row, the experts that it uses and the weights of their results.
+type choice struct {
+	rows                  Rows
+	top                   int64
+	weights, places, ends int
+}
+
+// experts appends an MLP with experts.
+func (g *Model) experts(b *builder, x int) int {
+	e, h, f := int64(b.role.form.Experts), int64(g.Hidden), int64(b.role.form.FFN)
+	logits := g.logits(b, "router", x, e, g.bias(b, lang.BiasRouter, g.replicated("router.b", e, 0)))
+	in := g.enter(b, x, "ln2.gathered")
+	correction := g.correction(b, e)
+	to := g.route(b, "route", g.enter(b, logits, "router.gathered"), correction, e, int64(g.TopExperts), g.routing())
+	rows := b.activation("experts.in", to.rows, to.top*h)
+	b.node(ir.Permute, to.attrs(), to.by(rows), all(in), all(to.places))
+	fl, first := g.ffnLocal(int(f)), g.ffnConst(int(f))
+	act := g.widen(b, prefixExperts, to.rows, to.top, func(name, weight, bias string) int {
+		p := g.perExpert(g.columns(prefixExperts+weight, e*h, f, fl, first), e)
+		y, w := b.activation(name, to.rows, to.top*p.Local[1]), b.param(p)
+		biases := g.columns(prefixExperts+bias, e, f, fl, first)
+		biases.Std = 0
+		b.node(ir.MatmulGrouped, nil, to.by(y), to.by(rows), all(to.ends), all(w), g.bias(b, lang.BiasExperts, biases))
+		return y
+	})
+	// The last matrices are stored transposed, so that ranks divide columns, as they do in the others.
+	down := g.perExpert(g.columns(prefixExperts+g.downName(), e*h, f, fl, first), e)
+	down.Std = g.InitStd / math.Sqrt(2*float64(g.Layers))
+	out := b.activation("experts.out", to.rows, to.top*h)
+	b.node(ir.MatmulGrouped, []Attr{truth("trans_b")}, to.by(out), to.by(act), all(to.ends), all(b.param(down)))
+	y := g.unpermute(b, "experts.sum", to, out, h)
+	if g.SharedFFN > 0 {
+		y = g.sum(b, "experts.shared", y, g.shared(b, x, in))
+	}
+	if y = g.leave(b, y, "mlp.sum"); g.HasBias(lang.BiasExperts) {
+		y = g.sum(b, "mlp.biased", y, g.downBiases(b, logits, correction, to))
+	}
+	return y
+}
+
+// perExpert returns a parameter whose rows are those of a matrix for each expert.
+func (g *Model) perExpert(p Param, experts int64) Param {
+	p.Planes = experts
+	return p
+}
+
+// logits appends the logits of a router for the rank's own rows, in f32.
+func (g *Model) logits(b *builder, name string, x int, experts int64, bias Arg) int {
+	h := int64(g.Hidden)
+	w := b.param(g.reduced(Param{Name: name + ".w", Shape: [2]int64{h, experts}, Local: [2]int64{h, experts}, Std: g.InitStd}))
+	y := b.value(Value{Name: name + ".logits", Rows: Local, Cols: experts, DType: ir.F32})
+	b.node(ir.Matmul, nil, all(y), all(x), all(w), bias)
+	return y
+}
+
+// correction appends what is added to the scores for the choice of experts, in f32, or returns an absent operand.
+func (g *Model) correction(b *builder, experts int64) Arg {
+	if !g.Correction {
+		return Arg{Value: Missing}
+	}
+	p := Param{Name: "router.correction", Vector: true, Shape: [2]int64{experts, 1}, Local: [2]int64{experts, 1}, Planes: 1, Constant: true}
+	w := b.param(p)
+	if b.act == ir.F32 {
+		return flat(w)
+	}
+	y := b.value(Value{Name: p.Name + ".f32", Planes: 1, Rows: Fixed, Count: experts, DType: ir.F32})
+	b.node(ir.Cast, nil, all(y), all(w))
+	return flat(y)
+}
+
+// routing returns the attributes of the model's router.
+func (g *Model) routing() []Attr {
+	attrs := []Attr{integer("scores", scores[g.Scoring]), integer("groups", int64(g.ExpertGroups)), integer("top_groups", int64(g.TopGroups))}
+	if g.NormTop {
+		attrs = append(attrs, truth("renormalize"))
+	}
+	if g.Scoring == lang.ScoringSigmoid {
+		attrs = append(attrs, float("eps", 1e-20))
+	}
+	if g.RoutedScale != 1 {
+		attrs = append(attrs, float("scale", g.RoutedScale))
+	}
+	return attrs
+}
+
+// route appends the choice of experts for the rows of logits.
+func (g *Model) route(b *builder, name string, logits int, correction Arg, experts, top int64, attrs []Attr) choice {
+	rows := b.Values[logits].Rows
+	to := choice{
+		rows: rows, top: top,
+		weights: b.value(Value{Name: name + ".weights", Rows: rows, Cols: top, DType: ir.F32}),
+		places:  b.value(Value{Name: name + ".places", Rows: rows, Cols: top, DType: ir.I32}),
+		ends:    b.value(Value{Name: name + ".ends", Rows: Fixed, Count: experts, DType: ir.I32}),
+	}
+	chosen := b.value(Value{Name: name + ".experts", Rows: rows, Cols: top, DType: ir.I32})
+	b.node(ir.Route, append(attrs, to.attrs()...), all(to.weights), all(chosen), all(to.places), all(to.ends), all(logits), correction)
+	return to
+}
+
+func (c *choice) attrs() []Attr { return []Attr{integer("top", c.top)} }
+
+// by returns an operand with a row for each choice.
+func (c *choice) by(v int) Arg { return by(c.top, all(v)) }
+
+// unpermute appends the sums of the rows of each token, times their weights.
+func (g *Model) unpermute(b *builder, name string, to choice, x int, cols int64) int {
+	y := b.activation(name, to.rows, cols)
+	b.node(ir.Unpermute, to.attrs(), all(y), to.by(x), all(to.places), all(to.weights))
+	return y
+}
+
+func (g *Model) sum(b *builder, name string, x, y int) int {
+	sum := b.activation(name, b.Values[x].Rows, b.Values[x].Cols)
+	b.node(ir.Add, nil, all(sum), all(x), all(y))
+	return sum
+}
+
+// shared appends the expert that all tokens use. A router with one expert, whose score is a sigmoid, multiplies its result.
+func (g *Model) shared(b *builder, x, in int) int {
+	y := g.dense(b, prefixShared, g.SharedFFN, in, "")
+	if !g.SharedGate {
+		return y
+	}
+	logits := g.enter(b, g.logits(b, "shared.router", x, 1, Arg{Value: Missing}), "shared.router.gathered")
+	to := g.route(b, "shared.route", logits, Arg{Value: Missing}, 1, 1, []Attr{integer("scores", ir.ScoresSigmoid)})
+	return g.unpermute(b, "shared.out", to, y, int64(g.Hidden))
+}
+
+// downBiases appends the biases of the last linear maps of experts, times the weights, for the rank's own rows: ranks that
+// divide an expert must not all add them. To multiply rows of ones by the biases puts them in the order of experts.
+func (g *Model) downBiases(b *builder, logits int, correction Arg, to choice) int {
+	e, h := int64(b.role.form.Experts), int64(g.Hidden)
+	if to.rows != Local {
+		to = g.route(b, "route.own", logits, correction, e, to.top, g.routing())
+	}
+	ones, rows := b.activation("experts.ones", Local, to.top), b.activation("experts.biases", Local, to.top*h)
+	name := "b_down"
+	if !g.Gated {
+		name = "b2"
+	}
+	p := g.reduced(Param{Name: prefixExperts + name, Shape: [2]int64{e, h}, Local: [2]int64{e, h}, Planes: e})
+	b.node(ir.Fill, []Attr{float("value", 1)}, to.by(ones))
+	b.node(ir.MatmulGrouped, nil, to.by(rows), to.by(ones), all(to.ends), all(b.param(p)))
+	return g.unpermute(b, "experts.bias", to, rows, h)
+}
+
+// The gradients of these operations.
+
+func routeGradient(b *builder, n Node) {
+	logits := n.Args[4].Value
+	var attrs []Attr
+	for _, a := range n.Attrs {
+		if slices.ContainsFunc(ir.Ops[ir.RouteGrad].Attrs, func(row ir.AttrInfo) bool { return row.Name == a.Name }) {
+			attrs = append(attrs, a)
+		}
+	}
+	dlogits := b.newGrad(logits)
+	b.node(ir.RouteGrad, attrs, all(dlogits), b.grad(n.Args[0]), b.need(logits), b.need(n.Args[1].Value))
+	b.contribute(logits, all(dlogits))
+}
+
+func permuteGradient(b *builder, n Node) {
+	b.linear(n, ir.PermuteGrad, n.Attrs, b.grad(n.Args[0]), b.need(n.Args[2].Value))
+}
+
+func unpermuteGradient(b *builder, n Node) {
+	x, places, weights := n.Args[1], n.Args[2].Value, n.Args[3].Value
+	dx, dweights := b.newGrad(x.Value), b.newGrad(weights)
+	b.Values[dweights].DType = ir.F32
+	b.node(ir.UnpermuteGrad, n.Attrs, by(x.Heads, all(dx)), all(dweights), b.grad(n.Args[0]), by(x.Heads, b.need(x.Value)), b.need(places), b.need(weights))
+	b.contribute(x.Value, all(dx))
+	b.contribute(weights, all(dweights))
+}
+
+// groupedGradient is the rule for y = x w + bias, where w has a matrix for each expert, stored transposed or not.
+func groupedGradient(b *builder, n Node) {
+	x, ends, w, bias, transposed := n.Args[1], b.need(n.Args[2].Value), n.Args[3].Value, n.Args[4].Value, n.Attrs[attrIndex(n.Op, "trans_b")]
+	dy, dx, dbias := b.grad(n.Args[0]), b.newGrad(x.Value), Arg{Value: Missing}
+	if bias != Missing {
+		dbias = all(b.weightGrad(bias))
+	}
+	back := transposed
+	back.Value = ir.Bool(transposed.Value.Bits == 0)
+	b.node(ir.MatmulGrouped, []Attr{back}, by(x.Heads, all(dx)), dy, ends, all(w))
+	b.contribute(x.Value, all(dx))
+	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, from("accumulate", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
+}
