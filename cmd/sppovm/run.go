@@ -23,6 +23,7 @@ import (
 
 // runFlags are the flags of run.
 type runFlags struct {
+	engine  string
 	device  string
 	steps   int
 	json    bool
@@ -70,6 +71,7 @@ func (f *runFlags) defineStart(flags *pflag.FlagSet) {
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
+	cli.Choice(flags, &f.engine, "engine", engineOwn, "sppo, or torch: the machine in the Python package sppo_torch, for Python as "+pythonVariable+" names it", engineOwn, engineTorch)
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, cuda (NVIDIA GPUs), sim (virtual time on the program's cluster), or field (exact sums over finite fields, to compare programs)", "cpu", "cuda", "sim", "field")
 	flags.IntVar(&f.steps, "steps", -1, "stop after this step (default: the program's last step; with sim, the first); the learning-rate schedule does not change")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
@@ -123,10 +125,12 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if err := f.accept(env, args[0], job); err != nil {
 			return err
 		}
-		if f.device == "sim" {
+		switch {
+		case f.engine == engineTorch:
+			return f.runTorch(env, job.Program)
+		case f.device == "sim":
 			return f.simulate(env, job)
-		}
-		if f.launch == nil {
+		case f.launch == nil:
 			return f.run(env, job, nil)
 		}
 		w, err := f.join(env, job.Program)
@@ -209,6 +213,10 @@ func (f *runFlags) check() error {
 	}
 	if (f.nccl || f.tune || f.graphs) && f.device != "cuda" {
 		return cli.Usagef("--nccl, --tune and --graphs need --device cuda")
+	}
+	if f.engine == engineTorch {
+		_, err := f.torchArguments()
+		return err
 	}
 	if f.blas == "openblas" {
 		return cli.Wrong(simd.UseOpenBLAS(true))

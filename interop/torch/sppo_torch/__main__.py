@@ -30,12 +30,22 @@ def _arguments() -> argparse.ArgumentParser:
         command.add_argument("program", metavar="PROGRAM.sppb")
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         command.add_argument("--dir", default="", help="look for data files in this folder (default: the current one)")
-        command.add_argument("--resume", metavar="CHECKPOINT", help="a checkpoint, or a folder: its newest checkpoint")
+        command.add_argument("--resume", metavar="CHECKPOINT", help="a checkpoint, or a folder: its newest; auto: that of --save, if any")
         command.add_argument("--seed", type=int, help="use this seed instead of the program's")
         command.add_argument("--threads", type=int, default=0, help="threads for kernels (default: torch's choice)")
         command.add_argument("--json", action="store_true", help="print one JSON object per line")
         command.add_argument("-q", "--quiet", action="store_true", help="print no progress")
     return parser
+
+
+def _resume(arguments: argparse.Namespace) -> str | None:
+    """Returns the checkpoint to continue from, if any."""
+    if arguments.resume != "auto":
+        return arguments.resume
+    folder = getattr(arguments, "save", None)
+    if not folder:
+        raise Refused("--resume auto needs --save")
+    return folder if checkpoint.checkpoints(folder) else None
 
 
 def _device(kind: str) -> torch.device:
@@ -120,8 +130,9 @@ def main() -> int:
     try:
         job = Job(read(arguments.program), _device(arguments.device), arguments.dir, arguments.seed)
         report.say(f"{job.program.header['name']}: {len(job.program.ranks)} ranks, {len(job.ranks)} of them in this process")
-        if arguments.resume:
-            report.say(f"continuing from {checkpoint.load(job, arguments.resume)}")
+        resume = _resume(arguments)
+        if resume:
+            report.say(f"continuing from {checkpoint.load(job, resume)}")
         if arguments.command == "run":
             _train(job, arguments, report)
         else:

@@ -53,6 +53,16 @@ func Command(t testing.TB, arguments ...string) *exec.Cmd {
 	return c
 }
 
+// Install makes this package available to the commands that a test starts, or skips the test.
+func Install(t testing.TB) {
+	t.Helper()
+	c := Command(t)
+	t.Setenv("SPPO_PYTHON", c.Path)
+	t.Setenv("PYTHONPATH", folder())
+	t.Setenv("OMP_NUM_THREADS", "1")
+	t.Setenv("PYTHONDONTWRITEBYTECODE", "1")
+}
+
 // Record is a line of the output of `run --json`.
 type Record struct {
 	Step     int      `json:"step"`
