@@ -45,7 +45,7 @@ type Model struct {
 	Activation string   `json:"activation"` // one of ir.Functions
 	Gated      bool     `json:"gated"`      // the MLP multiplies by the activation of a gate
 	Bias       []string `json:"bias"`       // subset of qkv, attn_out, mlp, router, experts, in this order
-	QKNorm     string   `json:"qk_norm"`    // none | head | all: RMSNorm of queries and keys
+	QKNorm     string   `json:"qk_norm"`    // none | head | all | rotated: RMSNorm of queries and keys
 
 	Positions       string   `json:"positions"`        // learned | rope | none
 	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated; empty: Positions in all layers
@@ -62,7 +62,8 @@ type Model struct {
 	RopeFast      float64   `json:"rope_fast"`
 	RopeSlow      float64   `json:"rope_slow"`
 	RopeTruncate  bool      `json:"rope_truncate"`
-	RopeAmplitude float64   `json:"rope_amplitude"` // 1 unless scaled
+	RopeAmplitude float64   `json:"rope_amplitude"`      // 1 unless scaled
+	RopeBeta      float64   `json:"rope_beta,omitempty"` // queries are multiplied by 1 + RopeBeta ln(1 + floor(position / RopeOriginal))
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 

@@ -482,7 +482,8 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Rotary position embedding: rotates the pairs (i, i+head_dim/2) of every head by position * " +
 			"theta^(-2i/head_dim), or back if inverse is set. With positions, a token is rotated by its position in its " +
 			"document instead. If rotation is set, it selects one of the run's rotations, which replaces this rule: it " +
-			"gives the pairs (i, i+pairs), their rates, and the factors for the rotated elements and for the rest. The " +
+			"gives the pairs (i, i+pairs), their rates, and the factors for the rotated elements and for the rest, which may " +
+			"grow with the position. The " +
 			"gradient of rope is rope with inverse set, which applies the same factors.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},

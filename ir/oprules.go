@@ -223,6 +223,8 @@ func checkRotation(run *Run, number, dim int64) error {
 		return fmt.Errorf("rotation %d of %d", number, len(run.Rotations))
 	case number > 0 && 2*int64(len(run.Rotations[number-1].Rates)) > dim:
 		return fmt.Errorf("rotation %d turns %d pairs of a head of %d", number, len(run.Rotations[number-1].Rates), dim)
+	case number > 0 && run.Rotations[number-1].Beta != 0 && run.Rotations[number-1].Period <= 0:
+		return fmt.Errorf("rotation %d has a period of %d tokens", number, run.Rotations[number-1].Period)
 	}
 	return nil
 }

@@ -395,6 +395,10 @@ type Rotation struct {
 	Rates []float64 `json:"rates"`
 	Scale float64   `json:"scale"` // factor applied to the rotated elements
 	Rest  float64   `json:"rest"`  // factor applied to the other elements
+
+	// If Beta is not 0, all elements are also multiplied by 1 + Beta ln(1 + floor(position / Period)).
+	Beta   float64 `json:"beta,omitempty"`
+	Period int64   `json:"period,omitempty"` // tokens
 }
 
 // Rotation returns the rotation of a rope instruction. A rotation by theta rotates entire heads.

@@ -40,6 +40,11 @@ var Families = []Family{
 		"rope_theta": "10000000", "tied": "true"}},
 	{"exaone4", "EXAONE-4; the model with 32B parameters also has `window = 4K`, `layer_types = [sliding, sliding, sliding, full]` and `positions = [rope, rope, rope, none]`", map[string]string{
 		"norm_place": "post", "qk_norm": "head", "rope_theta": "1000000"}},
+	{"ministral3", "Ministral 3", map[string]string{"head_dim": "128", "rope_theta": "1000000", "rope_scaling": "yarn",
+		"rope_factor": "16", "rope_original": "16K", "rope_amplitude": "1", "rope_beta": "0.1"}},
+	{"hunyuan_v1_dense", "Hunyuan, dense", map[string]string{"qk_norm": "rotated", "head_dim": "128"}},
+	{"ernie4_5", "ERNIE 4.5, dense. Its rotated pairs are neighbours: their weights change places where folders are read and written", map[string]string{
+		"head_dim": "128", "rope_theta": "500000", "tied": "true"}},
 	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{
 		"positions": "[rope, rope, rope, none]", "rope_theta": "5000000", "norm_eps": "1e-6", "tied": "true"}},
 	{"gemma2", "Gemma-2", map[string]string{
@@ -131,6 +136,7 @@ var ropeKeys = []ropeKey{
 	{"rope_slow", scalings[2:3], nil, func(m *Model) bool { return m.RopeSlow != 0 }},
 	{"rope_truncate", scalings[2:3], nil, func(m *Model) bool { return m.RopeTruncate }},
 	{"rope_amplitude", scalings[2:], nil, func(m *Model) bool { return m.RopeAmplitude != 1 }},
+	{"rope_beta", scalings[1:], nil, func(m *Model) bool { return m.RopeBeta != 0 }},
 	{"rope_short", scalings[3:], scalings[3:], func(m *Model) bool { return len(m.RopeShort) > 0 }},
 	{"rope_long", scalings[3:], scalings[3:], func(m *Model) bool { return len(m.RopeLong) > 0 }},
 }
@@ -237,6 +243,10 @@ func (m *Model) Problems() (found []Problem) {
 	if m.NormPlace != NormPre && (m.HasBias(BiasAttnOut) || m.HasBias(BiasMLP)) {
 		fail("model.bias model.norm_place", Conflict, "bias = [qkv] or [], or norm_place = pre",
 			"biases of attention's output and of the MLP are not supported with a norm after them")
+	}
+	if scaled := math.Abs(m.AttnScale*math.Sqrt(float64(m.HeadDim))-1) > 1e-12; m.QKNorm == QKNormRotated && (scaled || m.RopeBeta != 0) {
+		fail("model.attn_scale model.rope_beta model.qk_norm", Conflict, "qk_norm = head",
+			"attn_scale and rope_beta are part of the rotation, which qk_norm = rotated would undo")
 	}
 	if m.Positions == PositionsRope {
 		found = append(found, m.ropeProblems()...)

@@ -21,19 +21,20 @@ type Spec struct {
 
 // Values of model keys that other packages use.
 const (
-	LayerNorm   = "layernorm"
-	RMSNorm     = "rmsnorm"
-	NormPre     = "pre"      // x + f(norm(x))
-	NormPost    = "post"     // x + norm(f(x))
-	NormPrePost = "pre_post" // x + norm(f(norm(x)))
-	QKNormNone  = "none"
-	QKNormHead  = "head" // each head separately
-	QKNormAll   = "all"  // all heads of a token together
-	BiasQKV     = "qkv"
-	BiasAttnOut = "attn_out"
-	BiasMLP     = "mlp"
-	BiasRouter  = "router"
-	BiasExperts = "experts"
+	LayerNorm     = "layernorm"
+	RMSNorm       = "rmsnorm"
+	NormPre       = "pre"      // x + f(norm(x))
+	NormPost      = "post"     // x + norm(f(x))
+	NormPrePost   = "pre_post" // x + norm(f(norm(x)))
+	QKNormNone    = "none"
+	QKNormHead    = "head"    // each head separately
+	QKNormAll     = "all"     // all heads of a token together
+	QKNormRotated = "rotated" // each head separately, after rotation
+	BiasQKV       = "qkv"
+	BiasAttnOut   = "attn_out"
+	BiasMLP       = "mlp"
+	BiasRouter    = "router"
+	BiasExperts   = "experts"
 )
 
 // Position encodings.

@@ -34,6 +34,7 @@ CLASSES = {
     "llama": hub.LlamaConfig, "mistral": hub.MistralConfig, "qwen2": hub.Qwen2Config, "qwen3": hub.Qwen3Config, "phi3": hub.Phi3Config,
     "olmo2": hub.Olmo2Config, "smollm3": hub.SmolLM3Config, "gemma2": hub.Gemma2Config, "gemma3_text": hub.Gemma3TextConfig,
     "olmo3": hub.Olmo3Config, "seed_oss": hub.SeedOssConfig, "granite": hub.GraniteConfig, "exaone4": hub.Exaone4Config,
+    "ministral3": hub.Ministral3Config, "hunyuan_v1_dense": hub.HunYuanDenseV1Config, "ernie4_5": hub.Ernie4_5Config,
     "ministral": hub.MinistralConfig, "gpt2": hub.GPT2Config, "gemma3": hub.Gemma3Config, "mistral3": hub.Mistral3Config,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
@@ -71,7 +72,7 @@ VALUES = SIZES | dict(
     attention_chunk_size=[4], per_layer_config=[{"0": {"sliding_window": 3}}, None], hidden_size_per_layer_input=[8], temperature=[0.5],
     _name_or_path=["x"], auto_map={}.values(), gradient_checkpointing=[False, True], cache_implementation=["hybrid"], transformers_version=["4.40.0"],
     logit_scale=[0.5], residual_multiplier=[2.0, 0.22, 1], embedding_multiplier=[3.0, 12],
-    attention_multiplier=[0.5, 0.125], logits_scaling=[8, 0.5, 1.3, 0], attention_out_bias=[True, False], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
+    attention_multiplier=[0.5, 0.125], logits_scaling=[8, 0.5, 1.3, 0], attention_out_bias=[True, False], use_bias=[True, False, None], eod_token_id=[None, 3], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
     use_qk_norm=[True], mup_width_multiplier=[2.0], norm_type=["layernorm"], num_labels=[2], _num_labels=[1], tie_encoder_decoder=[True],
     multimodal_projector_bias=[True], image_token_index=[3], vision_feature_layer=[-1], mm_tokens_per_image=[4], projector_hidden_act=["gelu"],
 )
@@ -97,6 +98,7 @@ def no_rope_layers(r, c):
 
 def rotation(r, c, kind=None):
     """The parameters of one kind of rotation, with keys missing, null, or of another kind."""
+    model = c["model_type"]
     head = c.get("head_dim") or (c.get("hidden_size") or 8) // (c.get("num_attention_heads") or 2)
     share = r.choice([1.0, 1.0, 0.5, 0.75, 0.9])
     kind = kind or r.choice(["default", "linear", "llama3", "yarn", "longrope", "default", "dynamic", "su", "proportional"])
@@ -116,6 +118,12 @@ def rotation(r, c, kind=None):
         p["original_max_position_embeddings" if k == "original" else k] = None if r.random() < 0.04 else r.choice(choices[k])
     if r.random() < 0.05:
         p |= dict(type=r.choice(["default", "linear", "yarn"]), rope_type=kind)
+    if r.random() < (0.95 if model == "ministral3" else 0.02):
+        p["llama_4_scaling_beta"] = r.choice([0.1, 0.4, 1, 0, 0, None] if model == "ministral3" else [0.1])
+        if r.random() < 0.8:
+            p.setdefault("original_max_position_embeddings", r.choice([4, 8, 16]))
+    if r.random() < (0.5 if kind == "dynamic" else 0.02):
+        p["alpha"] = r.choice([1.0, 20.0, 1000, 0, None])
     if r.random() < 0.6:
         p["rope_theta"] = r.choice([100.0, 1000, 10000.0])
     if share != 1 or r.random() < 0.1:
@@ -127,7 +135,8 @@ def rotation(r, c, kind=None):
 
 def rope(r, c):
     """Sets the keys of rotary positions in one of the spellings, or in several."""
-    flat = lambda: rotation(r, c, "longrope" if c["model_type"] == "phi3" and r.random() < 0.5 else None)
+    often = {"phi3": "longrope", "hunyuan_v1_dense": "dynamic", "ministral3": "yarn"}.get(c["model_type"])
+    flat = lambda: rotation(r, c, often if r.random() < 0.5 else None)
     nested = lambda: {k: r.choice([rotation(r, c), rotation(r, c, "default")]) if k == FULL else rotation(r, c, "default" if r.random() < 0.9 else None)
                       for k in [FULL, SLIDING] if r.random() < 0.95}
     usual = nested if c["model_type"] in ("gemma3_text", "olmo3") else flat
@@ -155,7 +164,7 @@ def set_key(r, c, key, wrong=0.06):
 def config(r):
     """Draws a config."""
     name = r.choice(list(CLASSES))
-    inner = {"gemma3": "gemma3_text", "mistral3": "mistral"}.get(name, name)
+    inner = {"gemma3": "gemma3_text", "mistral3": r.choice(["mistral", "ministral3"])}.get(name, name)
     declared = {f.name for f in dataclasses.fields(CLASSES[inner])} & set(VALUES) | set(SPECIAL) & {f.name for f in dataclasses.fields(CLASSES[inner])}
     c = dict(model_type=inner, vocab_size=37, pad_token_id=None)
     if inner == "gpt2":
@@ -164,7 +173,7 @@ def config(r):
         heads = r.choice([1, 2, 2, 4])
         c |= dict(hidden_size=4 * heads * r.choice([1, 2]), intermediate_size=12, num_hidden_layers=r.choice([1, 2, 3, 4]), num_attention_heads=heads,
                   num_key_value_heads=r.choice([1, heads]), max_position_embeddings=r.choice([24, 64]))
-        if "head_dim" in declared and r.random() < 0.8:
+        if "head_dim" in declared and r.random() < (0.95 if inner in ("hunyuan_v1_dense", "ministral") else 0.8):
             c["head_dim"] = r.choice([4, 6, 8])
     for key in sorted(declared):
         if key not in SIZES and r.random() < 0.25:
@@ -225,6 +234,14 @@ CASES = [
     ("gpt2", dict(_num_labels=1, id2label={"0": "LABEL_0"}, n_ctx=32, task_specific_params={"text-generation": {"do_sample": True}})),
     ("gpt2", dict(num_hidden_layers=1)), ("gpt2", dict(scale_attn_by_inverse_layer_idx=True)), ("gpt2", dict(reorder_and_upcast_attn=True)),
     ("mistral3", dict()), ("mistral3", dict(tie_word_embeddings=False)),
+    ("hunyuan_v1_dense", dict(rope_scaling=dict(type="dynamic", alpha=1000.0, factor=1.0))), ("hunyuan_v1_dense", dict(rope_scaling=dict(type="dynamic", factor=2.0))),
+    ("hunyuan_v1_dense", dict(head_dim=None)), ("hunyuan_v1_dense", dict(attention_bias=True, rope_parameters=YARN)),
+    ("ministral3", dict()), ("ministral3", dict(rope_parameters=YARN)), ("ministral3", dict(rope_parameters=dict(YARN, llama_4_scaling_beta=0.5), sliding_window=3)),
+    ("ministral3", dict(rope_parameters=dict(rope_type="default", llama_4_scaling_beta=0.5, original_max_position_embeddings=4))),
+    ("ministral3", dict(rope_parameters=dict(rope_type="default", llama_4_scaling_beta=0.0, original_max_position_embeddings=4))),
+    ("ministral3", dict(rope_scaling=dict(YARN, llama_4_scaling_beta=0.2, mscale=1.0, mscale_all_dim=1.0), max_position_embeddings=16)),
+    ("ernie4_5", dict()), ("ernie4_5", dict(use_bias=True, tie_word_embeddings=False)), ("ernie4_5", dict(head_dim=None, rope_theta=100.0)),
+    ("mistral3", dict(model_type="ministral3", rope_parameters=dict(YARN, llama_4_scaling_beta=0.5))),
     ("gemma3_text", dict(layer_types=[FULL, FULL], rope_scaling={k: v for k, v in YARN.items() if k != "rope_type"} | dict(type="yarn"))),
 ]
 SMALL = dict(vocab_size=37, pad_token_id=None, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
@@ -235,7 +252,7 @@ def case(name, keys):
     """Returns a small config with some keys."""
     if name == "gpt2":
         return dict(model_type=name, vocab_size=37, n_embd=8, n_layer=2, n_head=2, n_positions=32) | keys
-    head = {"head_dim": 6} if name in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gemma3", "mistral3") else {}
+    head = {"head_dim": 6} if name in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gemma3", "mistral3", "hunyuan_v1_dense", "ministral3", "ernie4_5") else {}
     inner = dict(SMALL, model_type={"gemma3": "gemma3_text", "mistral3": "mistral"}.get(name, name)) | head | keys
     return dict(OUTER[name], model_type=name, text_config=inner) if name in OUTER else inner
 

@@ -31,6 +31,9 @@ YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_posit
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
 HYBRID = dict(SMALL, num_hidden_layers=4, sliding_window=5)
 GEMMA = dict(SMALL, head_dim=6, query_pre_attn_scalar=10, num_hidden_layers=3, sliding_window=7)
+ODD = dict(SMALL, hidden_size=12, intermediate_size=13, num_hidden_layers=3, vocab_size=41)
+FULL, SLIDING = "full_attention", "sliding_attention"
+GROWN = dict(YARN, llama_4_scaling_beta=0.4, original_max_position_embeddings=5)
 
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
@@ -83,6 +86,36 @@ MODELS = [
                                         attention_multiplier=0.4, logits_scaling=1.3), "bfloat16", None),
     ("exaone4", hub.Exaone4Config, dict(HYBRID, hidden_size=12, intermediate_size=20), "bfloat16", None),
     ("exaone4-full", hub.Exaone4Config, dict(SMALL, sliding_window=None, layer_types=["full_attention"] * 2, rope_parameters=LLAMA3), "float32", None),
+    ("olmo3-full", hub.Olmo3Config, dict(ODD, num_key_value_heads=2, sliding_window=9, layer_types=[FULL] * 3), "float32", None),
+    ("olmo3-types", hub.Olmo3Config, dict(ODD, num_key_value_heads=2, sliding_window=3, layer_types=[FULL, SLIDING, SLIDING], tie_word_embeddings=True), "bfloat16", None),
+    ("olmo3-shards", hub.Olmo3Config, dict(HYBRID, num_key_value_heads=2, hidden_act="gelu"), "bfloat16", "3KB"),
+    ("seed-oss-plain", hub.SeedOssConfig, dict(ODD, head_dim=8), "float32", None),
+    ("seed-oss-mlp", hub.SeedOssConfig, dict(ODD, head_dim=4, num_key_value_heads=2, mlp_bias=True, tie_word_embeddings=True), "bfloat16", None),
+    ("seed-oss-yarn", hub.SeedOssConfig, dict(SMALL, head_dim=10, attention_bias=False, rope_parameters=YARN), "bfloat16", "3KB"),
+    ("granite-plain", hub.GraniteConfig, dict(ODD, attention_multiplier=6 ** -0.5), "float32", None),
+    ("granite-bias", hub.GraniteConfig, dict(ODD, num_key_value_heads=2, attention_bias=True, mlp_bias=True, embedding_multiplier=3.0, residual_multiplier=0.6,
+                                            attention_multiplier=0.5, logits_scaling=0.8), "bfloat16", None),
+    ("granite-linear", hub.GraniteConfig, dict(SMALL, tie_word_embeddings=True, residual_multiplier=1.5, attention_multiplier=0.7, logits_scaling=2.0,
+                                              rope_parameters=LINEAR), "bfloat16", "3KB"),
+    ("exaone4-types", hub.Exaone4Config, dict(ODD, sliding_window=4, layer_types=[SLIDING, FULL, SLIDING], tie_word_embeddings=True), "bfloat16", None),
+    ("exaone4-window", hub.Exaone4Config, dict(SMALL, num_key_value_heads=2, sliding_window=6, layer_types=[SLIDING] * 2), "bfloat16", "3KB"),
+    ("hunyuan", hub.HunYuanDenseV1Config, dict(SMALL, head_dim=6), "bfloat16", None),
+    ("hunyuan-alpha", hub.HunYuanDenseV1Config, dict(ODD, head_dim=8, tie_word_embeddings=True, rope_parameters=dict(
+        rope_type="dynamic", factor=1.0, alpha=50.0, rope_theta=10000.0)), "float32", None),
+    ("hunyuan-bias", hub.HunYuanDenseV1Config, dict(ODD, head_dim=6, num_key_value_heads=2, attention_bias=True), "bfloat16", None),
+    ("hunyuan-yarn", hub.HunYuanDenseV1Config, dict(SMALL, head_dim=10, rope_parameters=YARN), "bfloat16", "3KB"),
+    ("ministral-3", hub.Ministral3Config, dict(SMALL, head_dim=6, rope_parameters=GROWN), "bfloat16", None),
+    ("ministral-3-window", hub.Ministral3Config, dict(ODD, head_dim=8, sliding_window=5, rope_parameters=dict(
+        LLAMA3, llama_4_scaling_beta=1.0, original_max_position_embeddings=8)), "float32", None),
+    ("ministral-3-plain", hub.Ministral3Config, dict(ODD, head_dim=6, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters=dict(
+        rope_type="default", rope_theta=100.0, llama_4_scaling_beta=0.0, original_max_position_embeddings=8)), "bfloat16", "3KB"),
+    ("ministral-3-vision", hub.Mistral3Config, dict(
+        image_token_index=10, spatial_merge_size=1, vision_config=dict(VISION, model_type="pixtral", head_dim=4),
+        text_config=dict(SMALL, model_type="ministral3", head_dim=6, rope_parameters=GROWN)), "bfloat16", None),
+    ("ernie-4.5", hub.Ernie4_5Config, dict(SMALL, head_dim=6), "bfloat16", None),
+    ("ernie-4.5-bias", hub.Ernie4_5Config, dict(ODD, head_dim=8, use_bias=True, tie_word_embeddings=False), "float32", None),
+    ("ernie-4.5-odd", hub.Ernie4_5Config, dict(ODD, head_dim=10, num_key_value_heads=2, hidden_act="gelu"), "bfloat16", "3KB"),
+    ("ernie-4.5-linear", hub.Ernie4_5Config, dict(SMALL, head_dim=None, rope_parameters=LINEAR), "float16", None),
 ]
 
 

@@ -266,21 +266,23 @@ func lines(text string) (out string) {
 
 // models lists, by name, the traits of published models and of some unpublished ones.
 var models = map[string]string{
-	"":        "",
-	"qwen2":   "bias = [qkv]",
-	"qwen3":   "qk_norm = head\nhead_dim = 12",
-	"olmo2":   "norm_place = post\nqk_norm = all\nbias = [qkv]",
-	"gemma":   "bias = []\nnorm_offset = 1\nnorm_place = pre_post\nactivation = gelu_tanh\nembed_scale = sqrt_hidden\nqk_norm = head\nattn_scale = 0.2\nattn_softcap = 0.8\nlogit_softcap = 1.5\nlogit_scale = 0.7",
-	"phi3":    "rope_partial = 0.5\nrope_scaling = longrope\nrope_factor = 4\nrope_original = 16\nrope_short = [1, 1.5]\nrope_long = [1.5, 3]",
-	"llama3":  "rope_scaling = llama3\nrope_factor = 4\nrope_original = 64",
-	"yarn":    "rope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_fast = 4\nactivation = relu2\nbias = [mlp]",
-	"mixed":   "ffn = [20, 0, 33]\nlayer_types = [full, full, none]\nbias = [qkv, mlp]\nattn_sinks = true",
-	"moe":     "num_experts = 5\nnum_experts_per_tok = 2\nmoe_intermediate_size = 12",
-	"glm":     "num_experts = 8\nnum_experts_per_tok = 3\nmoe_intermediate_size = 7\nscoring_func = sigmoid\ne_score_correction_bias = true\nn_group = 4\ntopk_group = 2\nrouted_scaling_factor = 2.5\nfirst_k_dense_replace = 1\nshared_expert_intermediate_size = 10",
-	"qwenmoe": "num_experts = 6\nnum_experts_per_tok = 2\nmoe_intermediate_size = 9\nnorm_topk_prob = false\ndecoder_sparse_step = 2\nmlp_only_layers = [3]\nshared_expert_intermediate_size = 8\nshared_expert_gate = true",
-	"ossmoe":  "attn_sinks = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 11\nscoring_func = softmax_topk\nbias = [qkv, attn_out, router, experts]",
-	"gptoss":  "attn_sinks = true\nbias = [qkv, attn_out]\nrope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_truncate = false",
-	"smollm":  "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
+	"":          "",
+	"qwen2":     "bias = [qkv]",
+	"qwen3":     "qk_norm = head\nhead_dim = 12",
+	"olmo2":     "norm_place = post\nqk_norm = all\nbias = [qkv]",
+	"gemma":     "bias = []\nnorm_offset = 1\nnorm_place = pre_post\nactivation = gelu_tanh\nembed_scale = sqrt_hidden\nqk_norm = head\nattn_scale = 0.2\nattn_softcap = 0.8\nlogit_softcap = 1.5\nlogit_scale = 0.7",
+	"phi3":      "rope_partial = 0.5\nrope_scaling = longrope\nrope_factor = 4\nrope_original = 16\nrope_short = [1, 1.5]\nrope_long = [1.5, 3]",
+	"llama3":    "rope_scaling = llama3\nrope_factor = 4\nrope_original = 64",
+	"yarn":      "rope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_fast = 4\nactivation = relu2\nbias = [mlp]",
+	"mixed":     "ffn = [20, 0, 33]\nlayer_types = [full, full, none]\nbias = [qkv, mlp]\nattn_sinks = true",
+	"moe":       "num_experts = 5\nnum_experts_per_tok = 2\nmoe_intermediate_size = 12",
+	"glm":       "num_experts = 8\nnum_experts_per_tok = 3\nmoe_intermediate_size = 7\nscoring_func = sigmoid\ne_score_correction_bias = true\nn_group = 4\ntopk_group = 2\nrouted_scaling_factor = 2.5\nfirst_k_dense_replace = 1\nshared_expert_intermediate_size = 10",
+	"qwenmoe":   "num_experts = 6\nnum_experts_per_tok = 2\nmoe_intermediate_size = 9\nnorm_topk_prob = false\ndecoder_sparse_step = 2\nmlp_only_layers = [3]\nshared_expert_intermediate_size = 8\nshared_expert_gate = true",
+	"ossmoe":    "attn_sinks = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 11\nscoring_func = softmax_topk\nbias = [qkv, attn_out, router, experts]",
+	"gptoss":    "attn_sinks = true\nbias = [qkv, attn_out]\nrope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_truncate = false",
+	"hunyuan":   "qk_norm = rotated\nhead_dim = 12",
+	"ministral": "rope_scaling = yarn\nrope_factor = 4\nrope_original = 6\nrope_amplitude = 1\nrope_beta = 0.4\nrope_partial = 0.5",
+	"smollm":    "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
 }
 
 // routesAlike reports whether rounding leaves the choice of experts as it is. With rounded logits, it does not.

@@ -536,17 +536,32 @@ type projection struct {
 }
 
 // project appends the matmul and, where the model has them, the norm of heads, the exchange between ranks and
-// the rotation. Each of these nodes except the last writes a separate value.
+// the rotation. With qk_norm = rotated, the norm comes last. Each of these nodes except the last writes a separate value.
 func (g *Model) project(b *builder, x int, p projection) {
 	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)
-	rotated, normed, whole := g.rotated(p), g.normed(p), g.normedWhole(p)
 	width := p.heads * int64(g.HeadDim)
-	local := func(name string) Arg { return all(b.activation(p.name+name, Local, p.weight.Shape[1])) }
-	into := p.into
-	if rotated {
-		into = all(b.activation(p.name+".flat", Held, width))
+	rotated, last := g.rotated(p), p.rotation != "" && g.QKNorm == lang.QKNormRotated
+	turned := p.into
+	if last {
+		turned = all(b.activation(p.name+".turned", Held, width))
 	}
-	exchanged := into // the rows of attention, with this rank's heads
+	flat := turned
+	if rotated {
+		flat = all(b.activation(p.name+".flat", Held, width))
+	}
+	g.projectHeads(b, x, p, weight, bias, flat)
+	if rotated {
+		b.node(ir.Rope, g.ropeAttrs(p), turned, flat, g.positions(b))
+	}
+	if last {
+		g.headNorm(b, p.name, p.into, turned)
+	}
+}
+
+// projectHeads appends what comes before the rotation.
+func (g *Model) projectHeads(b *builder, x int, p projection, weight int, bias, into Arg) {
+	normed, whole := g.normed(p), g.normedWhole(p)
+	local := func(name string) Arg { return all(b.activation(p.name+name, Local, p.weight.Shape[1])) }
 	product := into
 	switch {
 	case g.ulysses() && normed:
@@ -554,7 +569,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 	case g.ulysses():
 		product = local(".local")
 	case normed:
-		product = all(b.activation(p.name+".raw", Held, width))
+		product = all(b.activation(p.name+".raw", Held, p.heads*int64(g.HeadDim)))
 	}
 	b.node(ir.Matmul, nil, product, all(x), all(weight), bias)
 	g.adapt(b, p.weight, product, x)
@@ -572,10 +587,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 		product = to
 	}
 	if g.ulysses() || whole {
-		b.node(ir.AllToAll, g.exchange(p.copies, false), exchanged, product)
-	}
-	if rotated {
-		b.node(ir.Rope, g.ropeAttrs(p), p.into, into, g.positions(b))
+		b.node(ir.AllToAll, g.exchange(p.copies, false), into, product) // the rows of attention, with this rank's heads
 	}
 }
 
@@ -583,7 +595,10 @@ func (g *Model) rotated(p projection) bool {
 	return p.rotation != "" && g.rotation(p.rotation) != plainNone
 }
 
-func (g *Model) normed(p projection) bool { return p.rotation != "" && g.QKNorm != lang.QKNormNone }
+// normed reports whether a norm comes before the rotation.
+func (g *Model) normed(p projection) bool {
+	return p.rotation != "" && (g.QKNorm == lang.QKNormHead || g.QKNorm == lang.QKNormAll)
+}
 
 // normedWhole reports whether a norm covers all heads of a row, and ranks that hold only some of them must exchange
 // them first.
@@ -595,7 +610,7 @@ func (g *Model) normedWhole(p projection) bool {
 func (g *Model) headNorm(b *builder, name string, to, x Arg) {
 	v := b.Values[x.Value]
 	heads, width := int64(0), v.Cols
-	if g.QKNorm == lang.QKNormHead {
+	if g.QKNorm != lang.QKNormAll {
 		heads, width = v.Cols/int64(g.HeadDim), int64(g.HeadDim)
 	}
 	stats := b.value(Value{Name: name + ".stats", Rows: v.Rows, Cols: max(1, heads), DType: ir.F32})

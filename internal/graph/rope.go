@@ -2,6 +2,7 @@ package graph
 
 import (
 	"math"
+	"reflect"
 	"slices"
 
 	"sppo.dev/ir"
@@ -43,35 +44,37 @@ func (g *Model) Rotation(layer int, of string) int64 { return g.rotationsOf[of][
 func (g *Model) findRotations() {
 	g.rotationsOf = map[string][]int64{}
 	for _, of := range []string{RotationK, RotationQ} {
-		scale := 1.0
+		r := ir.Rotation{Scale: 1, Rest: 1}
 		if of == RotationQ {
-			scale = queryScale(&g.Model)
+			scale := queryScale(&g.Model)
+			r = ir.Rotation{Scale: scale, Rest: scale, Beta: g.RopeBeta, Period: int64(g.RopeOriginal)}
 		}
 		for layer := range g.Layers {
-			g.rotationsOf[of] = append(g.rotationsOf[of], g.rotationNumber(layer, scale))
+			g.rotationsOf[of] = append(g.rotationsOf[of], g.rotationNumber(layer, r))
 		}
 	}
 }
 
-// rotationNumber returns the number of a layer's rotation. The rotation also multiplies heads by scale.
-func (g *Model) rotationNumber(layer int, scale float64) int64 {
+// rotationNumber returns the number of a layer's rotation, given its factors in layers that rotate without scaled frequencies.
+func (g *Model) rotationNumber(layer int, r ir.Rotation) int64 {
 	rotates, local := g.Rotates(layer), g.Local(layer)
 	switch {
-	case !rotates && scale == 1 && len(g.PositionPattern) == 0:
+	case !rotates && r.Scale == 1 && len(g.PositionPattern) == 0:
 		return plainNone
-	case rotates && scale == 1 && g.RopePartial == 1 && g.RopeScaling == lang.ScalingNone && !local:
+	case rotates && r.Scale == 1 && g.RopePartial == 1 && g.RopeScaling == lang.ScalingNone && !local:
 		return plainTheta
 	}
-	r := ir.Rotation{Rates: []float64{}, Scale: scale, Rest: scale}
+	r.Rates = []float64{}
 	if rotates {
 		r.Rates = g.Rates(layer, g.sequence)
 		if !local {
-			r.Scale = scale * g.RopeAmplitude
+			r.Scale *= g.RopeAmplitude
 		}
 	}
-	same := func(x ir.Rotation) bool {
-		return x.Scale == r.Scale && x.Rest == r.Rest && slices.Equal(x.Rates, r.Rates)
+	if !rotates || r.Beta == 0 {
+		r.Beta, r.Period = 0, 0
 	}
+	same := func(x ir.Rotation) bool { return reflect.DeepEqual(x, r) }
 	if !slices.ContainsFunc(g.Rotations, same) {
 		g.Rotations = append(g.Rotations, r)
 	}

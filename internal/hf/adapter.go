@@ -153,7 +153,7 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 	if err != nil {
 		return err
 	}
-	e := Export{Values: values}
+	e := Export{Values: paired{values, m.pairing(true)}}
 	var sources []safetensors.Source
 	for _, s := range list {
 		source := safetensors.Source{Info: safetensors.Info{Name: s.name, DType: safetensors.F32, Shape: s.shape}}
@@ -215,7 +215,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 			folder.Close()
 		}
 	}()
-	w := &Weights{folder: folder, places: map[string]location{}}
+	w := &Weights{folder: folder, places: map[string]location{}, order: m.pairing(false)}
 	if w.stored, err = names.layout(OfAdapter(tensors, true)); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"encoding/json"
 	"math"
 	"slices"
 	"strconv"
@@ -34,6 +35,8 @@ const (
 	phi3       = "phi3"
 	gpt2       = "gpt2"
 	exaone4    = "exaone4"
+	ministral3 = "ministral3"
+	hunyuan    = "hunyuan_v1_dense"
 )
 
 var architectures = []architecture{
@@ -41,6 +44,8 @@ var architectures = []architecture{
 	{modelType: mistral, class: "MistralForCausalLM", family: "mistral", keys: mistralKeys, theta: usualTheta, read: (*Model).mistral, names: llamaNames,
 		outer: "mistral3", outerKeys: mistral3Keys},
 	{modelType: ministral, class: "MinistralForCausalLM", family: "mistral", keys: ministralKeys, theta: usualTheta, read: (*Model).ministral, names: llamaNames},
+	{modelType: ministral3, class: "Ministral3ForCausalLM", family: ministral3, keys: ministral3Keys, theta: usualTheta, read: (*Model).ministral3, names: llamaNames,
+		outer: "mistral3", outerKeys: mistral3Keys},
 	{modelType: "qwen2", class: "Qwen2ForCausalLM", family: "qwen2", keys: qwen2Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
 	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", keys: qwen3Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
 	{modelType: phi3, class: "Phi3ForCausalLM", family: "phi3", keys: phi3Keys, theta: usualTheta, read: (*Model).phi, names: phiNames},
@@ -49,6 +54,8 @@ var architectures = []architecture{
 	{modelType: "seed_oss", class: "SeedOssForCausalLM", family: "seed_oss", keys: seedKeys, theta: usualTheta, read: (*Model).llama, names: llamaNames},
 	{modelType: "granite", class: "GraniteForCausalLM", family: "granite", keys: graniteKeys, theta: usualTheta, read: (*Model).granite, names: llamaNames},
 	{modelType: exaone4, class: "Exaone4ForCausalLM", family: exaone4, keys: exaone4Keys, theta: usualTheta, read: (*Model).exaone, names: olmoNames},
+	{modelType: hunyuan, class: "HunYuanDenseV1ForCausalLM", family: hunyuan, keys: hunyuanKeys, theta: usualTheta, read: (*Model).hunyuan, names: hunyuanNames},
+	{modelType: "ernie4_5", class: "Ernie4_5ForCausalLM", family: "ernie4_5", keys: ernieKeys, theta: 500000, read: (*Model).llama, names: ernieNames},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
 	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", keys: gemma2Keys, divides: true, theta: usualTheta, read: (*Model).gemma2, names: gemmaNames},
 	{modelType: "gemma3_text", class: "Gemma3ForCausalLM", family: "gemma3", keys: gemma3Keys, divides: true, theta: 1e6, local: 1e4, read: (*Model).gemma3, names: gemmaNames,
@@ -197,8 +204,11 @@ func (m *Model) biases(c *config) {
 	for _, k := range []struct {
 		name string
 		maps []string
-	}{{"attention_bias", attention}, {"attention_out_bias", []string{lang.BiasAttnOut}}, {"mlp_bias", []string{lang.BiasMLP}}} {
-		if c.row(k.name) != nil && c.truth(k.name) {
+	}{
+		{"attention_bias", attention}, {"attention_out_bias", []string{lang.BiasAttnOut}}, {"mlp_bias", []string{lang.BiasMLP}},
+		{"use_bias", []string{lang.BiasQKV, lang.BiasAttnOut, lang.BiasMLP}},
+	} {
+		if c.row(k.name) != nil && c.has(k.name) && c.truth(k.name) {
 			if len(list) > 0 {
 				from += ", " + k.name
 			} else {
@@ -290,6 +300,44 @@ func (m *Model) ministral(c *config) {
 	window := c.count("sliding_window")
 	types, from := m.listedTypes(c, func(int64) bool { return true })
 	m.layerTypes(c, types, window, from)
+}
+
+// ministral3 reads the config of Ministral 3, whose queries grow with the position. transformers needs the parameters of this
+// growth even if there is none.
+func (m *Model) ministral3(c *config) {
+	if !c.has("rope_parameters") {
+		c.members["rope_parameters"] = json.RawMessage(`{"type": "yarn", "rope_theta": 1e6, "factor": 16, "original_max_position_embeddings": 16384,
+			"beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 1, "mscale": 1, "llama_4_scaling_beta": 0.1}`)
+	}
+	m.mistral(c)
+	p := m.rotation(c)
+	p.skip("max_position_embeddings")
+	const name = "llama_4_scaling_beta"
+	beta := p.number(name)
+	switch scaled := m.value("rope_original") != ""; {
+	case !scaled && beta != 0:
+		p.failf(name, "= %v is not supported with rope_type = default or linear", beta)
+	case !scaled:
+		p.count("original_max_position_embeddings")
+	}
+	m.setNumber("rope_beta", beta, p.prefix+name)
+	if m.value("rope_scaling") == "" {
+		m.set("rope_scaling", lang.ScalingNone, "rope_type") // the family has another default
+	}
+}
+
+// hunyuan reads the config of Hunyuan. The class calls a larger base of the frequencies dynamic scaling.
+func (m *Model) hunyuan(c *config) {
+	c.count("head_dim") // without it, the class fails
+	m.llama(c)
+	p := m.rotation(c)
+	if kind, _ := m.kind(p); kind != ntkAlpha {
+		return
+	}
+	theta, _ := strconv.ParseFloat(m.value("rope_theta"), 64)
+	dim, _ := strconv.ParseFloat(m.value("head_dim"), 64)
+	m.drop("rope_theta")
+	m.setNumber("rope_theta", theta*math.Pow(p.positive("alpha"), dim/(dim-2)), "rope_theta, "+p.prefix+"alpha")
 }
 
 // phi reads the config of Phi-3. The class computes the length of the lists of longrope without regard to head_dim, and

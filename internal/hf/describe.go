@@ -100,6 +100,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"hidden_act": theirs[m.Activation], "hidden_activation": theirs[m.Activation],
 		"attention_bias": l.HasBias(lang.BiasQKV), "attention_out_bias": l.HasBias(lang.BiasAttnOut), "mlp_bias": l.HasBias(lang.BiasMLP),
 		"embedding_multiplier": m.EmbedScale, "residual_multiplier": 1.0, "attention_multiplier": m.AttnScale, "logits_scaling": 1 / m.LogitScale,
+		"use_bias":               len(m.Bias) > 0,
 		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
 		"attn_logit_softcapping": orNull(m.AttnSoftcap), "final_logit_softcapping": orNull(m.LogitSoftcap),
 	} {
@@ -222,6 +223,12 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		p["beta_fast"], p["beta_slow"], p["truncate"], p["attention_factor"] = m.RopeFast, m.RopeSlow, m.RopeTruncate, m.RopeAmplitude
 	case lang.ScalingLongRope:
 		p["short_factor"], p["long_factor"], p["attention_factor"] = m.RopeShort, m.RopeLong, m.RopeAmplitude
+	}
+	if a.modelType == ministral3 {
+		p["llama_4_scaling_beta"] = m.RopeBeta
+		if m.RopeOriginal == 0 {
+			p["original_max_position_embeddings"] = c["max_position_embeddings"] // transformers needs it
+		}
 	}
 	c["rope_parameters"] = p
 	if a.local > 0 {

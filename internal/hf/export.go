@@ -49,8 +49,10 @@ type Export struct {
 // Write writes the folder: config.json, weights, and the files that are copied. dir must be absent or empty. It
 // appears complete at the end, or not at all. Only part of one tensor is in memory at a time.
 func (e *Export) Write(ctx context.Context, dir string) error {
+	ordered := *e
+	ordered.Values = paired{e.Values, e.From.pairing(true)}
 	return newFolder(dir, func(to string) error {
-		sources, done, err := e.sources(ctx)
+		sources, done, err := ordered.sources(ctx)
 		if err != nil {
 			return err
 		}

@@ -182,6 +182,7 @@ func find(c *config) (*architecture, *config) {
 	if name == mistral && c.present("layer_types") {
 		name = ministral // as in transformers
 	}
+	var whole *architecture
 	for i := range architectures {
 		a := &architectures[i]
 		if name == a.modelType {
@@ -190,11 +191,15 @@ func find(c *config) (*architecture, *config) {
 		if name != a.outer {
 			continue
 		}
-		inner := c.object("text_config")
-		if inner.has("model_type") && inner.word("model_type") != a.modelType {
-			inner.failf("model_type", "= %s is not supported with model_type = %s", quote(inner.raw("model_type")), name)
+		if inner := c.object("text_config"); !inner.has("model_type") || inner.word("model_type") == a.modelType {
+			return a, inner
 		}
-		return a, inner
+		whole = a
+	}
+	if whole != nil {
+		inner := c.object("text_config")
+		inner.failf("model_type", "= %s is not supported with model_type = %s", quote(inner.raw("model_type")), name)
+		return whole, inner
 	}
 	var names []string
 	for i := range architectures {
@@ -204,6 +209,7 @@ func find(c *config) (*architecture, *config) {
 		}
 	}
 	slices.Sort(names)
+	names = slices.Compact(names)
 	c.failf("model_type", "= %q is not supported; supported are %s", name, strings.Join(names, ", "))
 	return nil, c
 }

@@ -104,6 +104,9 @@ func (a *architecture) scalings() []string {
 	return []string{lang.ScalingLinear, lang.ScalingLlama3, lang.ScalingYarn, lang.ScalingLongRope}
 }
 
+// ntkAlpha stands for frequencies with a base that the member alpha enlarges.
+const ntkAlpha = "ntk_alpha"
+
 // kind returns how the frequencies are scaled. Some configs of Phi-3 have the name su or yarn for longrope.
 func (m *Model) kind(p *config) (kind, key string) {
 	key = "rope_type"
@@ -123,6 +126,9 @@ func (m *Model) kind(p *config) (kind, key string) {
 		}
 		kind = lang.ScalingLongRope
 	}
+	if m.arch.modelType == hunyuan && kind == "dynamic" && !empty(p.members["alpha"]) {
+		return ntkAlpha, key
+	}
 	p.among(key, kind, append([]string{"default"}, m.arch.scalings()...))
 	return kind, key
 }
@@ -134,7 +140,7 @@ func (m *Model) scaling(p, c *config) {
 		return
 	}
 	m.partial(kind, p, c)
-	if kind == "default" {
+	if kind == "default" || kind == ntkAlpha {
 		return
 	}
 	m.set("rope_scaling", kind, p.prefix+key)
@@ -242,7 +248,7 @@ func (m *Model) amplitude(p *config, factor float64) {
 		m.setNumber("rope_amplitude", p.positive("attention_factor"), p.prefix+"attention_factor")
 		return
 	}
-	if m.value("rope_scaling") != lang.ScalingYarn || empty(p.members["mscale"]) || empty(p.members["mscale_all_dim"]) {
+	if m.value("rope_scaling") != lang.ScalingYarn {
 		return
 	}
 	of := func(mscale float64) float64 {
@@ -251,5 +257,10 @@ func (m *Model) amplitude(p *config, factor float64) {
 		}
 		return 0.1*mscale*math.Log(factor) + 1
 	}
-	m.setNumber("rope_amplitude", of(p.number("mscale"))/of(p.number("mscale_all_dim")), p.prefix+"mscale / mscale_all_dim")
+	switch {
+	case !empty(p.members["mscale"]) && !empty(p.members["mscale_all_dim"]):
+		m.setNumber("rope_amplitude", of(p.number("mscale"))/of(p.number("mscale_all_dim")), p.prefix+"mscale / mscale_all_dim")
+	case m.arch.modelType == ministral3: // whose family has another default
+		m.setNumber("rope_amplitude", of(1), "the default of transformers")
+	}
 }

@@ -15,6 +15,8 @@ type naming struct {
 	tensors map[string]place
 	prefix  string   // prefix of all names except the head's; some folders omit it
 	ignored []string // suffixes of buffers in older files, which are not needed
+
+	neighbours bool // rotated pairs are neighbours: see pairing
 }
 
 // how is the way in which a tensor is stored.
@@ -68,7 +70,7 @@ var llamaPlaces = map[string]place{
 	"layer.w_down": linear("model.layers.*.mlp.down_proj.weight"), "layer.b_down": plain("model.layers.*.mlp.down_proj.bias"),
 }
 
-// differences from llamaPlaces: norms after attention and MLP, and fused tensors
+// differences from llamaPlaces: norms after attention and MLP, other names, and fused tensors
 var (
 	olmoPlaces = map[string]place{
 		"layer.ln1.gamma": {}, "layer.ln2.gamma": {},
@@ -79,6 +81,10 @@ var (
 		"layer.ln1_post.gamma": plain("model.layers.*.post_attention_layernorm.weight"),
 		"layer.ln2.gamma":      plain("model.layers.*.pre_feedforward_layernorm.weight"),
 		"layer.ln2_post.gamma": plain("model.layers.*.post_feedforward_layernorm.weight"),
+	}
+	hunyuanPlaces = map[string]place{
+		"layer.q_norm.gamma": plain("model.layers.*.self_attn.query_layernorm.weight"),
+		"layer.k_norm.gamma": plain("model.layers.*.self_attn.key_layernorm.weight"),
 	}
 	phiPlaces = map[string]place{
 		"layer.wq":     linear("model.layers.*.self_attn.qkv_proj.weight"),
@@ -94,10 +100,12 @@ var (
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
 
 var (
-	llamaNames = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers}
-	olmoNames  = naming{tensors: merged(llamaPlaces, olmoPlaces), prefix: "model.", ignored: rotaryBuffers}
-	gemmaNames = naming{tensors: merged(llamaPlaces, gemmaPlaces), prefix: "model.", ignored: rotaryBuffers}
-	phiNames   = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
+	llamaNames   = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers}
+	olmoNames    = naming{tensors: merged(llamaPlaces, olmoPlaces), prefix: "model.", ignored: rotaryBuffers}
+	gemmaNames   = naming{tensors: merged(llamaPlaces, gemmaPlaces), prefix: "model.", ignored: rotaryBuffers}
+	hunyuanNames = naming{tensors: merged(llamaPlaces, hunyuanPlaces), prefix: "model.", ignored: rotaryBuffers}
+	ernieNames   = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers, neighbours: true}
+	phiNames     = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
 
 	// GPT-2's Conv1D is [in, out], like our matrices; c_attn holds q, k and v side by side.
 	gpt2Names = naming{prefix: "transformer.", ignored: []string{".attn.bias", ".attn.masked_bias"}, tensors: map[string]place{

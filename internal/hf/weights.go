@@ -26,6 +26,7 @@ type Weights struct {
 	folder *safetensors.Folder
 	stored []*stored           // tensors that the model has, under their names in the folder
 	places map[string]location // by our names
+	order  pairing             // from that of the folder to ours
 }
 
 type location struct {
@@ -46,7 +47,7 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 			folder.Close()
 		}
 	}()
-	w := &Weights{folder: folder, places: map[string]location{}}
+	w := &Weights{folder: folder, places: map[string]location{}, order: m.pairing(false)}
 	if w.stored, err = m.arch.names.layout(tensors); err != nil {
 		return nil, err
 	}
@@ -217,6 +218,11 @@ const bandRows = 32
 
 // Read implements Values. It reads only the required bytes of the folder.
 func (w *Weights) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	return w.order.read(w.read, tensor, row, col, rows, cols, out)
+}
+
+// read reads values in the order of the folder.
+func (w *Weights) read(tensor string, row, col, rows, cols int64, out []float32) error {
 	at, ok := w.places[tensor]
 	if !ok {
 		return fmt.Errorf("internal: no weights of %s", tensor)

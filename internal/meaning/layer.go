@@ -27,9 +27,9 @@ type layer struct {
 
 // head is q, k or v on its way to attention.
 type head struct {
-	raw, normed, turned value
-	norm                *normalized
-	rotation            ir.Rotation
+	value    value // what attention takes, once it is ready
+	norm     *normalized
+	rotation ir.Rotation
 }
 
 // linear is a linear map with an adapter or without.
@@ -221,26 +221,16 @@ func (l *layer) attend(x value) value {
 		if i == 0 {
 			width = q
 		}
-		h.raw = l.linear("w"+name, "b"+name, l.has("qkv"), x, int64(l.Hidden), width)
-		h.normed = h.raw
-		if i < 2 && l.QKNorm != "none" && l.QKNorm != "" {
-			group := width
-			if l.QKNorm == "head" {
-				group = int64(l.HeadDim)
-			}
-			h.norm = l.norm(l.name(name+"_norm"), h.raw, group, width/group, true)
-			h.normed = h.norm.y
-		}
-		h.turned = h.normed
+		h.value = l.linear("w"+name, "b"+name, l.has("qkv"), x, int64(l.Hidden), width)
 		if i < 2 {
 			h.rotation = l.rotation(l.number, i == 0)
-			h.turned = l.turn(l.name(name), h, h.normed, false)
+			l.ready(name, h, width)
 		}
 	}
 	if l.documents {
 		l.attention = []value{dataKey(ir.AsPositions)}
 	}
-	operands := append([]value{l.heads[0].turned, l.heads[1].turned, l.heads[2].turned}, l.attention...)
+	operands := append([]value{l.heads[0].value, l.heads[1].value, l.heads[2].value}, l.attention...)
 	t := term{kind: softmax, window: l.visibleTokens(), partner: l.attentionKey(resultLSE).of(operands...).value()}
 	l.o = l.add(l.name("attention"), ir.Attention, t, l.attentionKey(resultO), operands...)
 	t.partner = value{}
@@ -249,6 +239,38 @@ func (l *layer) attend(x value) value {
 		l.sink(l.weight(l.name("sinks")))
 	}
 	return l.linear("wo", "", false, l.o, q, int64(l.Hidden))
+}
+
+// ready adds the rotation of queries or keys, and the norm before or after it.
+func (l *layer) ready(name string, h *head, width int64) {
+	if l.QKNorm == "rotated" {
+		h.value = l.turn(l.name(name), h, h.value, false)
+	}
+	if l.QKNorm != "none" && l.QKNorm != "" {
+		group := width
+		if l.QKNorm != "all" {
+			group = int64(l.HeadDim)
+		}
+		h.norm = l.norm(l.name(name+"_norm"), h.value, group, width/group, true)
+		h.value = h.norm.y
+	}
+	if l.QKNorm != "rotated" {
+		h.value = l.turn(l.name(name), h, h.value, false)
+	}
+}
+
+// readyGradient adds the gradients of what ready adds.
+func (l *layer) readyGradient(name string, h *head, g value) value {
+	if l.QKNorm != "rotated" {
+		g = l.turn(l.name(name), h, g, true)
+	}
+	if h.norm != nil {
+		g = l.normGradient(h.norm, g)
+	}
+	if l.QKNorm == "rotated" {
+		g = l.turn(l.name(name), h, g, true)
+	}
+	return g
 }
 
 // sink adds the sinks to the results of attention.
@@ -290,7 +312,7 @@ func (l *layer) turn(name string, h *head, x value, back bool) value {
 func (l *layer) attendGradient(dy value) (dx value) {
 	do := l.named(l.name("the gradient of attention"), l.linearGradient("wo", dy))
 	l.plain(l.name("delta"), ir.AttentionDelta, deltaKey(int64(l.HeadDim)), deltaValues(do, l.o)...)
-	operands := slices.Concat([]value{do, l.heads[0].turned, l.heads[1].turned, l.heads[2].turned}, l.attention, l.sinks)
+	operands := slices.Concat([]value{do, l.heads[0].value, l.heads[1].value, l.heads[2].value}, l.attention, l.sinks)
 	for _, sinks := range l.sinks {
 		l.gradient(l.name("sinks"), l.overTokens(l.name("sinks.grad"), ir.AttentionSinkGrad, sinkGradKey(int64(l.HeadDim)), do, l.o, l.lse, sinks))
 	}
@@ -303,10 +325,7 @@ func (l *layer) attendGradient(dy value) (dx value) {
 		name := []string{"q", "k", "v"}[i]
 		g := d[i]
 		if i < 2 {
-			g = l.turn(l.name(name), &l.heads[i], g, true)
-		}
-		if n := l.heads[i].norm; n != nil {
-			g = l.normGradient(n, g)
+			g = l.readyGradient(name, &l.heads[i], g)
 		}
 		dx = dx.plus(l.linearGradient("w"+name, g))
 	}

@@ -358,6 +358,9 @@ func (r *reference) rotation(layer int, queries bool) ir.Rotation {
 	if !local && r.RopeAmplitude != 0 {
 		out.Scale = scale * r.RopeAmplitude
 	}
+	if queries && r.RopeBeta != 0 {
+		out.Beta, out.Period = r.RopeBeta, int64(r.RopeOriginal)
+	}
 	return out
 }
 

@@ -34,7 +34,7 @@ func (c *call) checkPlaces(list []piece, start int64) {
 }
 
 func rotationKey(r ir.Rotation, headDim int64, inverse bool) key {
-	k := newKey("rope").int(headDim).float(r.Scale).float(r.Rest)
+	k := newKey("rope").int(headDim).float(r.Scale).float(r.Rest).float(r.Beta).int(r.Period)
 	if inverse {
 		k = k.int(1)
 	}

@@ -8,12 +8,17 @@
 
 template <class Y, class X>
 DEV void rope(Y *y, const X *x, const int *positions, i64 heads, i64 head_dim, i64 batch, i64 position, const double *rates, i64 inverse, i64 chunks, i64 member,
-              i64 half, float scale, float rest) {
+              i64 half, float scale, float rest, float beta, i64 period) {
     SHARED(float, cosines, MAX_PAIRS);
     SHARED(float, sines, MAX_PAIRS);
     const i64 token = blockIdx.x, chunk = gridDim.x / 2;
     const i64 shift = !chunks ? 0 : token < chunk ? member * chunk : (chunks - 2 - member) * chunk;
     const i64 place = positions ? (i64)positions[(shift + token) * batch + blockIdx.y] : position + shift + token;
+    if (beta != 0) {
+        const float growth = 1 + beta * logf(1 + (float)(place / period));
+        scale *= growth;
+        rest *= growth;
+    }
     const i64 first = (token * batch + blockIdx.y) * heads, all = (positions ? 1 : batch) * heads; // rows of heads
     for (i64 i = threadIdx.x; i < half; i += blockDim.x) {
         const double turns = (double)place * rates[i];
@@ -47,8 +52,8 @@ DEV void rope(Y *y, const X *x, const int *positions, i64 heads, i64 head_dim, i
 
 #define ROPE(S, Y, X)                                                                                               \
     KERNEL(rope_##S, (Y * y, const X *x, const int *positions, i64 heads, i64 head_dim, i64 batch, i64 position, \
-                      const double *rates, i64 inverse, i64 chunks, i64 member, i64 pairs, double scale, double rest)) { \
-        rope(y, x, positions, heads, head_dim, batch, position, rates, inverse, chunks, member, pairs, (float)scale, (float)rest); \
+                      const double *rates, i64 inverse, i64 chunks, i64 member, i64 pairs, double scale, double rest, double beta, i64 period)) { \
+        rope(y, x, positions, heads, head_dim, batch, position, rates, inverse, chunks, member, pairs, (float)scale, (float)rest, (float)beta, period); \
     }
 ROPE(ff, float, float)
 ROPE(fb, float, bf16)

@@ -217,7 +217,8 @@ func rope(b *binder) {
 		grid[1] = batch
 	}
 	b.launch("rope_"+b.types("y", "x"), grid, "y", "x", "positions", b.int("heads"), dim, batch, b.int("position"), tabled,
-		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest).Table = rates
+		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest,
+		rotation.Beta, rotation.Period).Table = rates
 }
 
 // dropout launches one block per row; every thread computes the key of the row's token.

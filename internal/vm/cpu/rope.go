@@ -18,12 +18,20 @@ type ropeKey struct {
 	rotation int
 }
 
-// ropeTable holds the cosine and sine of every angle, multiplied by the rotation's scale, by position and pair. An
-// angle depends only on the position, not on the subsequence.
+// ropeTable holds the cosine and sine of every angle, multiplied by the rotation's factors, by position and pair. They
+// depend only on the position, not on the subsequence.
 type ropeTable struct {
 	ir.Rotation
 	positions int
 	cos, sin  []float32
+}
+
+// growth returns the factor for a position that Beta gives.
+func (t *ropeTable) growth(position int) float64 {
+	if t.Beta == 0 {
+		return 1
+	}
+	return 1 + t.Beta*math.Log1p(float64(int64(position)/t.Period))
 }
 
 func rope(b *binder) func() {
@@ -40,7 +48,7 @@ func rope(b *binder) func() {
 		table = &ropeTable{Rotation: b.in.Rotation(&b.device.program.Run)}
 		b.device.tables[key] = table
 	}
-	half, rest := len(table.Rates), float32(table.Rest)
+	half := len(table.Rates)
 	tokens, first := rows/batch, b.halves(position)
 	table.positions = max(table.positions, first[1]+tokens-tokens/2)
 	pool, documents := b.device.pool, b.ints("positions")
@@ -63,6 +71,7 @@ func rope(b *binder) func() {
 			if documents != nil {
 				at = int(documents[(at-position)*batch+r%batch])
 			}
+			rest := float32(table.Rest * table.growth(at))
 			at *= half
 			for h := range heads {
 				turned, from := out[h*headDim:(h+1)*headDim], in[h*headDim:(h+1)*headDim]
@@ -106,13 +115,17 @@ func (d *Device) fillTables() {
 		if len(t.Rates) == 0 || len(t.cos) >= t.positions*len(t.Rates) {
 			continue
 		}
-		half, scale := len(t.Rates), t.Scale
+		half := len(t.Rates)
 		t.cos, t.sin = make([]float32, t.positions*half), make([]float32, t.positions*half)
 		d.pool.Split(t.positions, 64, func(lo, hi int) {
+			factor := make([]float64, hi-lo)
+			for i := range factor {
+				factor[i] = t.Scale * t.growth(lo+i)
+			}
 			for i, rate := range t.Rates {
 				for p := lo; p < hi; p++ {
 					sin, cos := math.Sincos(float64(p) * rate)
-					t.cos[p*half+i], t.sin[p*half+i] = float32(scale*cos), float32(scale*sin)
+					t.cos[p*half+i], t.sin[p*half+i] = float32(factor[p-lo]*cos), float32(factor[p-lo]*sin)
 				}
 			}
 		})

@@ -162,18 +162,23 @@ func dot(a, b []element) element {
 	return reduce(high[0]%modulus<<32%modulus+low[0]%modulus, high[1]%order<<32%order+low[1]%order)
 }
 
-// rope rotates pairs with hashed coefficients in place of cosine and sine; the inverse is the transpose.
+// rope rotates pairs with hashed coefficients in place of cosine, sine and the growth with the position; the inverse is the transpose.
 func rope(c *call) {
 	x, y := c.operand("x").list(), c.operand("y")
 	rows, _ := c.shape("x")
 	batch, heads, dim, documents := c.int("batch"), c.int("heads"), c.int("head_dim"), c.ints("positions")
 	rotation := c.in.Rotation(&c.program.Run)
-	pairs, rest, scale := len(rotation.Rates), constant(rotation.Rest), constant(rotation.Scale)
+	pairs := len(rotation.Rates)
 	for r := range rows {
 		at := c.tokenAt(r)
 		if documents != nil {
 			at = int(documents[(at-c.int("position"))*batch+r%batch])
 		}
+		growth := one
+		if rotation.Beta != 0 {
+			growth = named("growth").with(uint64(int64(at) / rotation.Period)).of(constant(rotation.Beta)).element()
+		}
+		rest, scale := constant(rotation.Rest).times(growth), constant(rotation.Scale).times(growth)
 		for i := range pairs {
 			angle := named("angle").with(uint64(at)).of(constant(rotation.Rates[i]))
 			cos, sin := angle.with(0).element().times(scale), angle.with(1).element().times(scale)

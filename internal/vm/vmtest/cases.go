@@ -428,12 +428,13 @@ func caseBiasGrad(s *suite) {
 	})
 }
 
-// rotations lists the rotations that the cases' programs declare: of part of each head, of entire heads, and
-// one that only scales.
+// rotations lists the rotations that the cases' programs declare: of part of each head, of entire heads,
+// one that only scales, and one that grows with the position.
 var rotations = []naive.Rotation{
 	{Rates: []float64{1, 0.25, 0.003}, Scale: 1.25, Rest: 0.75},
 	{Rates: []float64{0.5, 0.25, 0.125, 0.0625, 0.03125}, Scale: 1.5, Rest: 1},
 	{Scale: 1, Rest: 0.5},
+	{Rates: []float64{1, 0.25}, Scale: 1.25, Rest: 0.75, Beta: 0.5, Period: 4},
 }
 
 // documents returns the position of each token in its document, for documents of random lengths, in the layout

@@ -69,6 +69,7 @@ LLAMA_LAYER = {
 }
 POST = {"ln1_post.gamma": "post_attention_layernorm.weight", "ln2_post.gamma": "post_feedforward_layernorm.weight"}
 GEMMA = POST | {"ln2.gamma": "pre_feedforward_layernorm.weight"}
+HUNYUAN = {"q_norm.gamma": "self_attn.query_layernorm.weight", "k_norm.gamma": "self_attn.key_layernorm.weight"}
 NEMOTRON = {"ln1.beta": "input_layernorm.bias", "ln2.beta": "post_attention_layernorm.bias",
             "w1": "mlp.up_proj.weight", "w2": "mlp.down_proj.weight"}
 GPT2 = {"embed": "transformer.wte.weight", "pos": "transformer.wpe.weight",
@@ -92,6 +93,7 @@ class Tensors:
         heads, kv = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
+        self.neighbours = dim if family == "ernie" else 0  # elements of a head, if rotated pairs are neighbours
         gpt2, phi, post = family == "gpt2", family == "phi3", family == "olmo2"
         ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
         layer = dict(GPT2_LAYER if gpt2 else LLAMA_LAYER)
@@ -100,6 +102,8 @@ class Tensors:
             layer |= POST
         if family.startswith("gemma"):
             layer |= GEMMA
+        if family == "hunyuan":
+            layer |= HUNYUAN
         if family == "nemotron":
             for name in ("w_gate", "b_gate", "w_up", "b_up", "w_down", "b_down"):
                 del layer[name]
@@ -127,6 +131,8 @@ class Tensors:
         conv = theirs.startswith("transformer.h.")  # GPT-2's Conv1D stores [in, out]
         if linear and not conv:
             tensor = tensor.T
+        if self.neighbours and name.endswith((".wq", ".wk", ".bq", ".bk")):  # [..., heads, 2, pairs], of the same order as ours
+            tensor = tensor.unflatten(-1, (-1, self.neighbours // 2, 2)).transpose(-1, -2)
         return tensor if width is None else tensor[..., first:first + width]
 
 
@@ -169,6 +175,8 @@ def make(name, family, keys, config, folder):
 
 SIZES = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=36, vocab_size=37,
              max_position_embeddings=64, rms_norm_eps=1e-6, pad_token_id=None, bos_token_id=0, eos_token_id=0)
+SIZES_ODD = SIZES | dict(hidden_size=36, num_attention_heads=6, intermediate_size=37, vocab_size=53)
+ODD = "layers = 3 hidden = 36 heads = 6 ffn = 37 vocab = 53 norm_eps = 1e-6"
 KEYS = "layers = 3 hidden = 24 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6"
 
 
@@ -179,6 +187,7 @@ def rope(theta=10000.0, **scaling):
 def configurations():
     """Name, family of the tensors' names, keys of the spec, and the configuration."""
     c = lambda model_type, **more: SIZES | {"model_type": model_type} | more
+    o = lambda model_type, **more: SIZES_ODD | {"model_type": model_type} | more
     yield ("gpt2", "gpt2", "family = gpt2 layers = 2 hidden = 24 heads = 4 vocab = 41",
            dict(model_type="gpt2", n_embd=24, n_layer=2, n_head=4, vocab_size=41, n_positions=SEQUENCE, bos_token_id=0, eos_token_id=0))
     yield "llama", "llama", f"family = llama {KEYS}", c("llama")
@@ -214,12 +223,68 @@ def configurations():
     yield ("olmo3", "olmo2", f"family = olmo3 {KEYS} kv_heads = 2 window = 7 layer_types = [sliding, full, sliding] rope_scaling = yarn rope_factor = 4 rope_original = 20",
            c("olmo3", num_key_value_heads=2, sliding_window=7, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
              **nested(rope_type="yarn", factor=4.0, original_max_position_embeddings=20)))
+    window = lambda n, *full: dict(sliding_window=n, layer_types=[f"{'full' if i in full else 'sliding'}_attention" for i in range(3)])
+    yield ("olmo3-plain", "olmo2", f"family = olmo3 {KEYS} window = 5 layer_types = [sliding, sliding, full] rope_theta = 100 rope_local_theta = 100",
+           c("olmo3", **window(5, 2), rope_parameters={k: dict(rope_theta=100.0, rope_type="default") for k in ("full_attention", "sliding_attention")}))
+    yield ("olmo3-odd", "olmo2", f"family = olmo3 {ODD} kv_heads = 2 tied = true window = 3 layer_types = [full, sliding, sliding] rope_local_theta = 50",
+           o("olmo3", num_key_value_heads=2, tie_word_embeddings=True, **window(3, 0),
+             rope_parameters={"full_attention": dict(rope_theta=500000.0, rope_type="default"), "sliding_attention": dict(rope_theta=50.0, rope_type="default")}))
+    yield ("olmo3-full", "olmo2", f"family = olmo3 {ODD} kv_heads = 6 window = 0 rope_theta = 1000 activation = gelu",
+           o("olmo3", num_key_value_heads=6, hidden_act="gelu", **window(3, 0, 1, 2),
+             rope_parameters={k: dict(rope_theta=1000.0, rope_type="default") for k in ("full_attention", "sliding_attention")}))
+    yield ("seed_oss-plain", "llama", f"family = seed_oss {KEYS} kv_heads = 2 head_dim = 8 rope_theta = 1000", c("seed_oss", num_key_value_heads=2, head_dim=8, **rope(1000.0)))
+    yield ("seed_oss-odd", "llama", f"family = seed_oss {ODD} kv_heads = 6 head_dim = 6 bias = [qkv, mlp] tied = true",
+           o("seed_oss", num_key_value_heads=6, head_dim=6, mlp_bias=True, tie_word_embeddings=True, **rope(10000000.0)))
+    yield ("seed_oss-unbiased", "llama", f"family = seed_oss {ODD} kv_heads = 1 head_dim = 14 bias = [] rope_theta = 100 rope_scaling = linear rope_factor = 2",
+           o("seed_oss", num_key_value_heads=1, head_dim=14, attention_bias=False, **rope(100.0, rope_type="linear", factor=2.0)))
     yield ("seed_oss", "llama", f"family = seed_oss {KEYS} kv_heads = 1 head_dim = 10 bias = [qkv, attn_out]",
            c("seed_oss", num_key_value_heads=1, head_dim=10, attention_out_bias=True, **rope(10000000.0)))
     yield ("granite", "llama", f"family = granite {KEYS} kv_heads = 2 rope_theta = 10000 attn_scale = 0.3 logit_scale = {1 / 1.7} "
            f"embed_scale = {12 / 0.22}".replace("norm_eps = 1e-6", f"norm_eps = {1e-6 / 0.22 ** 2}"),
            c("granite", num_key_value_heads=2, tie_word_embeddings=True, attention_multiplier=0.3, logits_scaling=1.7, embedding_multiplier=12.0,
              residual_multiplier=0.22, **rope()))
+    granite = lambda branch, embed, attention, logits: (
+        f"attn_scale = {attention} logit_scale = {1 / logits} embed_scale = {embed / branch} norm_eps = {1e-6 / branch ** 2}",
+        dict(residual_multiplier=branch, embedding_multiplier=embed, attention_multiplier=attention, logits_scaling=logits))
+    for name, keys, make, more, (ours, theirs) in (
+            ("plain", KEYS, c, "tied = false rope_theta = 10000", granite(1.0, 1.0, 6 ** -0.5, 1.0)),
+            ("odd", ODD, o, "kv_heads = 6 tied = true rope_theta = 100", granite(0.4, 3.0, 0.2, 0.7)),
+            ("biases", ODD, o, "kv_heads = 1 tied = true bias = [qkv, attn_out, mlp] rope_theta = 1000", granite(2.0, 1.5, 1.0, 2.5))):
+        yield (f"granite-{name}", "llama", f"family = granite {keys} {more} {ours}".replace("norm_eps = 1e-6 ", ""),
+               make("granite", num_key_value_heads={"plain": None, "odd": 6, "biases": 1}[name], tie_word_embeddings=name != "plain",
+                    attention_bias=name == "biases", mlp_bias=name == "biases", **theirs, **rope({"plain": 1e4, "odd": 100.0, "biases": 1000.0}[name])))
+    yield ("exaone4-full", "olmo2", f"family = exaone4 {KEYS} kv_heads = 1 rope_scaling = llama3 rope_factor = 8 rope_original = 20",
+           c("exaone4", num_key_value_heads=1, sliding_window=None, layer_types=["full_attention"] * 3,
+             **rope(1000000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=20)))
+    yield ("exaone4-odd", "olmo2", f"family = exaone4 {ODD} kv_heads = 6 tied = true rope_theta = 100 window = 3 layer_types = [full, sliding, full] positions = [none, rope, none]",
+           o("exaone4", num_key_value_heads=6, tie_word_embeddings=True, **window(3, 0, 2), **rope(100.0)))
+    yield ("exaone4-sliding", "olmo2", f"family = exaone4 {ODD} kv_heads = 1 window = 9 layer_types = [sliding, full, full] positions = [rope, none, none]",
+           o("exaone4", num_key_value_heads=1, **window(9, 1, 2), **rope(1000000.0)))
+    yield ("hunyuan_v1_dense", "hunyuan", f"family = hunyuan_v1_dense {KEYS} kv_heads = 2 head_dim = 8", c("hunyuan_v1_dense", num_key_value_heads=2, head_dim=8, **rope()))
+    yield ("hunyuan_v1_dense-alpha", "hunyuan", f"family = hunyuan_v1_dense {KEYS} kv_heads = 4 head_dim = 12 tied = true rope_theta = {10000.0 * 20.0 ** (12 / 10)}",
+           c("hunyuan_v1_dense", num_key_value_heads=4, head_dim=12, tie_word_embeddings=True, **rope(rope_type="dynamic", factor=1.0, alpha=20.0)))
+    yield ("hunyuan_v1_dense-odd", "hunyuan", f"family = hunyuan_v1_dense {ODD} kv_heads = 1 head_dim = 6 bias = [qkv, attn_out] rope_theta = 100",
+           o("hunyuan_v1_dense", num_key_value_heads=1, head_dim=6, attention_bias=True, **rope(100.0)))
+    yield ("hunyuan_v1_dense-yarn", "hunyuan", f"family = hunyuan_v1_dense {ODD} kv_heads = 6 head_dim = 10 rope_scaling = yarn rope_factor = 4 rope_original = 20 activation = gelu",
+           o("hunyuan_v1_dense", num_key_value_heads=6, head_dim=10, hidden_act="gelu", **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=20)))
+    grown = lambda theta, beta, original, **more: rope(theta, llama_4_scaling_beta=beta, original_max_position_embeddings=original, **more)
+    yield ("ministral3", "llama", f"family = ministral3 {KEYS} kv_heads = 2 head_dim = 10 rope_factor = 4 rope_original = 8 rope_beta = 0.4",
+           c("ministral3", num_key_value_heads=2, head_dim=10, **grown(1000000.0, 0.4, 8, rope_type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)))
+    yield ("ministral3-window", "llama", f"family = ministral3 {KEYS} kv_heads = 4 head_dim = 8 window = 60 rope_scaling = llama3 rope_factor = 8 rope_original = 16 rope_beta = 1 rope_theta = 500",
+           c("ministral3", num_key_value_heads=4, head_dim=8, sliding_window=60,
+             **grown(500.0, 1.0, 16, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)))
+    yield ("ministral3-odd", "llama", f"family = ministral3 {ODD} kv_heads = 1 head_dim = 6 tied = true rope_factor = 2 rope_original = 3 rope_beta = 0.2 rope_amplitude = 1.3",
+           o("ministral3", num_key_value_heads=1, head_dim=6, tie_word_embeddings=True,
+             **grown(1000000.0, 0.2, 3, rope_type="yarn", factor=2.0, attention_factor=1.3)))
+    yield ("ministral3-plain", "llama", f"family = ministral3 {ODD} kv_heads = 6 head_dim = 14 rope_scaling = none rope_theta = 100",
+           o("ministral3", num_key_value_heads=6, head_dim=14, **grown(100.0, 0.0, 20)))
+    yield ("ernie4_5", "ernie", f"family = ernie4_5 {KEYS} kv_heads = 2 head_dim = 8", c("ernie4_5", num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, **rope(500000.0)))
+    yield ("ernie4_5-biases", "ernie", f"family = ernie4_5 {KEYS} kv_heads = 1 head_dim = 10 tied = false bias = [qkv, attn_out, mlp] rope_theta = 100",
+           c("ernie4_5", num_key_value_heads=1, head_dim=10, tie_word_embeddings=False, use_bias=True, **rope(100.0)))
+    yield ("ernie4_5-odd", "ernie", f"family = ernie4_5 {ODD} kv_heads = 6 head_dim = 14 activation = gelu rope_theta = 1000",
+           o("ernie4_5", num_key_value_heads=6, head_dim=14, tie_word_embeddings=True, hidden_act="gelu", **rope(1000.0)))
+    yield ("ernie4_5-linear", "ernie", f"family = ernie4_5 {ODD} kv_heads = 1 head_dim = 6 tied = false rope_scaling = linear rope_factor = 4",
+           o("ernie4_5", num_key_value_heads=1, head_dim=6, tie_word_embeddings=False, **rope(500000.0, rope_type="linear", factor=4.0)))
     yield ("exaone4", "olmo2", f"family = exaone4 {KEYS} kv_heads = 2 window = 6 layer_types = [sliding, sliding, full] positions = [rope, rope, none]",
            c("exaone4", num_key_value_heads=2, sliding_window=6, sliding_window_pattern=3, **rope(1000000.0)))
     yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),

@@ -56,7 +56,7 @@ type Config struct {
 	Activation string   `json:"activation"` // argument of Activate
 	Gated      bool     `json:"gated"`
 	Bias       []string `json:"bias"`    // subset of qkv, attn_out, mlp, router, experts
-	QKNorm     string   `json:"qk_norm"` // none | head | all
+	QKNorm     string   `json:"qk_norm"` // none | head | all | rotated
 
 	Positions       string   `json:"positions"`        // learned | rope | none
 	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated cyclically; empty: Positions for all layers
@@ -89,13 +89,17 @@ func ConfigOf(model []byte, sequence int) Config {
 	return cfg
 }
 
-// layerRotation returns the rotation of a layer.
-func (cfg *Config) layerRotation(layer int) Rotation {
+// layerRotation returns the rotation of a layer's queries or keys.
+func (cfg *Config) layerRotation(layer int, queries bool) Rotation {
 	r := cfg.RopeConfig
 	if n := len(cfg.Windows); n > 0 && cfg.Windows[layer%n] > 0 && r.Local > 0 {
 		r = RopeConfig{Theta: r.Local, Partial: r.Partial, Scaling: "none", Amplitude: 1}
 	}
-	return r.rotation(cfg.HeadDim, cfg.Sequence)
+	out := r.rotation(cfg.HeadDim, cfg.Sequence)
+	if queries {
+		out.Beta, out.Period = cfg.Beta, int64(cfg.Original)
+	}
+	return out
 }
 
 // normsBefore and normsAfter report whether there are norms before and after attention and the MLP,
@@ -184,7 +188,7 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 		linear("wk", "bk", "qkv", h, kv)
 		linear("wv", "bv", "qkv", h, kv)
 		switch cfg.QKNorm {
-		case "head":
+		case "head", "rotated":
 			list = append(list, tensor{"q_norm.gamma", []int{cfg.HeadDim}}, tensor{"k_norm.gamma", []int{cfg.HeadDim}})
 		case "all":
 			list = append(list, tensor{"q_norm.gamma", []int{q}}, tensor{"k_norm.gamma", []int{kv}})
@@ -342,7 +346,7 @@ type model struct {
 
 // tape holds the values of one layer's forward pass that its backward pass needs.
 type tape struct {
-	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK: before their norms
+	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK: before their norms; q and k: as attention takes them
 	attention, attentionOut       []float64
 	logSumExp                     []float64 // of attention
 	mid, norm2, gate, up, act     []float64 // gate only if the MLP has one
@@ -370,7 +374,7 @@ func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
 func check(cfg Config, w Tensors, tokens [][]int32) {
 	for _, word := range []struct{ what, is, oneOf string }{
 		{"norm", cfg.Norm, "rmsnorm layernorm"}, {"norm place", cfg.NormPlace, "pre post pre_post"},
-		{"qk norm", cfg.QKNorm, "none head all"}, {"positions", cfg.Positions, "learned rope none"},
+		{"qk norm", cfg.QKNorm, "none head all rotated"}, {"positions", cfg.Positions, "learned rope none"},
 	} {
 		demand(slices.Contains(strings.Fields(word.oneOf), word.is), "%s %q", word.what, word.is)
 	}
@@ -460,11 +464,12 @@ func (m *model) attend(l int, t *tape) {
 	t.rawQ = m.linear(t.norm1, in+"wq", in+"bq")
 	t.rawK = m.linear(t.norm1, in+"wk", in+"bk")
 	t.v = m.linear(t.norm1, in+"wv", in+"bv")
+	if m.cfg.QKNorm == "rotated" {
+		t.rawQ, t.rawK = m.rope(l, t.rawQ, true, Rope), m.rope(l, t.rawK, false, Rope)
+	}
 	t.q, t.k = m.headNorm(t.rawQ, in+"q_norm.gamma"), m.headNorm(t.rawK, in+"k_norm.gamma")
-	if m.cfg.rotates(l) {
-		r := m.cfg.layerRotation(l)
-		t.q = Rope(t.q, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, r)
-		t.k = Rope(t.k, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
+	if m.cfg.QKNorm != "rotated" {
+		t.q, t.k = m.rope(l, t.q, true, Rope), m.rope(l, t.k, false, Rope)
 	}
 	t.q = scaled(t.q, m.queryScale())
 	t.attention, t.logSumExp = Attention(t.q, t.k, t.v, m.attentionShape(l))
@@ -534,16 +539,29 @@ func (m *model) attendGrad(l int, dmid []float64) []float64 {
 		addTo(m.grads[sinks], AttentionSinkGrad(t.attention, t.logSumExp, m.w[sinks], dattention, m.cfg.HeadDim))
 	}
 	dq = scaled(dq, m.queryScale())
-	if m.cfg.rotates(l) {
-		r := m.cfg.layerRotation(l)
-		dq = RopeGrad(dq, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, r)
-		dk = RopeGrad(dk, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
+	if m.cfg.QKNorm != "rotated" {
+		dq, dk = m.rope(l, dq, true, RopeGrad), m.rope(l, dk, false, RopeGrad)
 	}
 	dq, dk = m.headNormGrad(t.rawQ, dq, in+"q_norm.gamma"), m.headNormGrad(t.rawK, dk, in+"k_norm.gamma")
+	if m.cfg.QKNorm == "rotated" {
+		dq, dk = m.rope(l, dq, true, RopeGrad), m.rope(l, dk, false, RopeGrad)
+	}
 	dnorm1 := m.linearGrad(t.norm1, dq, in+"wq", in+"bq")
 	addTo(dnorm1, m.linearGrad(t.norm1, dk, in+"wk", in+"bk"))
 	addTo(dnorm1, m.linearGrad(t.norm1, dv, in+"wv", in+"bv"))
 	return add(dmid, m.normBeforeGrad(t.x, dnorm1, in+"ln1"))
+}
+
+// rope applies Rope or RopeGrad to queries or keys, if the layer rotates them.
+func (m *model) rope(layer int, x []float64, queries bool, rope func(x []float64, batch, heads, headDim, prefix int, r Rotation) []float64) []float64 {
+	if !m.cfg.rotates(layer) {
+		return x
+	}
+	heads := m.cfg.KVHeads
+	if queries {
+		heads = m.cfg.Heads
+	}
+	return rope(x, m.batch, heads, m.cfg.HeadDim, 0, m.cfg.layerRotation(layer, queries))
 }
 
 func (m *model) attentionShape(layer int) AttentionShape {

@@ -44,6 +44,10 @@ var traits = map[string]func(*Config){
 	"yarn": func(c *Config) {
 		c.HeadDim, c.Scaling, c.Factor, c.Original, c.Fast, c.Slow, c.Amplitude = 8, "yarn", 4, 40, 3, 1, 1.2
 	},
+	"hunyuan": func(c *Config) { c.HeadDim, c.QKNorm = 4, "rotated" },
+	"ministral3": func(c *Config) {
+		c.HeadDim, c.Scaling, c.Factor, c.Original, c.Fast, c.Slow, c.Beta = 8, "yarn", 4, 2, 3, 1, 0.3
+	},
 	"llama3": func(c *Config) { c.HeadDim, c.Scaling, c.Factor, c.Original, c.Low, c.High = 8, "llama3", 4, 40, 1, 4 },
 	"longrope": func(c *Config) {
 		c.HeadDim, c.Scaling, c.Original, c.Short, c.Long = 4, "longrope", 3, []float64{9, 9}, []float64{1, 1.5}

@@ -25,7 +25,7 @@ func TestKnownValues(t *testing.T) {
 		{"embed", Embed([]float64{1, 2, 3, 4}, []int32{8, 7, 9, 6}, 2, 7), []float64{3, 4, 1, 2, 0, 0, 0, 0}},
 		// Two heads of 4 values. After a prefix of 1, token 1 is at position 2; theta 4 halves the angle of the
 		// second pair.
-		{"rope", Rope([]float64{9, 9, 9, 9, 1, 0, 0, 0, 1, 2, 0, 0, 0, 1, 0, 0}, 1, 2, 4, 1, Rotation{Rates(4, 4), 1, 1})[8:],
+		{"rope", Rope([]float64{9, 9, 9, 9, 1, 0, 0, 0, 1, 2, 0, 0, 0, 1, 0, 0}, 1, 2, 4, 1, Rotation{Rates: Rates(4, 4), Scale: 1, Rest: 1})[8:],
 			[]float64{math.Cos(2), 2 * math.Cos(1), math.Sin(2), 2 * math.Sin(1), 0, math.Cos(1), 0, math.Sin(1)}},
 		{"matmul", MatMul([]float64{1, 2, 3, 4, 5, 6}, []float64{1, 0, 2, 1, 0, 3}, []float64{10, 20}, 2, 2, 3, false, false),
 			[]float64{15, 31, 24, 43}},
@@ -162,7 +162,7 @@ func TestGradientsOfOperations(t *testing.T) {
 	check("softcap", SoftcapGrad(Softcap(x, 1.5), dy, 1.5), x, dy, func(x []float64) []float64 { return Softcap(x, 1.5) })
 
 	x, dy = random(2*3*2*4), random(2*3*2*4)
-	for _, turn := range []Rotation{{Rates(4, 50), 1, 1}, {[]float64{0.3}, 1.25, 0.5}} {
+	for _, turn := range []Rotation{{Rates: Rates(4, 50), Scale: 1, Rest: 1}, {Rates: []float64{0.3}, Scale: 1.25, Rest: 0.5, Beta: 0.4, Period: 6}} {
 		check("rope", RopeGrad(dy, 3, 2, 4, 5, turn), x, dy, func(x []float64) []float64 { return Rope(x, 3, 2, 4, 5, turn) })
 	}
 	table, tokens := random(4*3), []int32{5, 3, 9, 5, 8}

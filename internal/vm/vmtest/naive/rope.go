@@ -17,6 +17,7 @@ type RopeConfig struct {
 	Slow      float64   `json:"rope_slow"`
 	Truncate  bool      `json:"rope_truncate"` // yarn: round the limits to whole pairs
 	Amplitude float64   `json:"rope_amplitude"`
+	Beta      float64   `json:"rope_beta"`  // of queries: see Rotation
 	Short     []float64 `json:"rope_short"` // longrope: scale of each pair's wavelength for sequences up to Original tokens
 	Long      []float64 `json:"rope_long"`  // the same for longer sequences
 }
@@ -90,9 +91,12 @@ func Rates(headDim int, theta float64) []float64 {
 
 // Rotation rotates the pairs (i, i+len(Rates)) of every head, as GPT-NeoX and Llama's published weights pair
 // them, by position times Rates[i]. It multiplies the rotated values by Scale and the rest of the head by Rest.
+// If Beta is not 0, both are also multiplied by 1 + Beta ln(1 + floor(position/Period)).
 type Rotation struct {
 	Rates       []float64
 	Scale, Rest float64
+	Beta        float64
+	Period      int64
 }
 
 // Rope applies a rotation to heads of headDim values. Row r is at position prefix + r/batch.
@@ -110,14 +114,18 @@ func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign flo
 	half := len(r.Rates)
 	for start := 0; start < len(x); start += headDim { // for each head of a row
 		position := float64(prefix + start/(heads*headDim)/batch)
+		growth := 1.0
+		if r.Beta != 0 {
+			growth += r.Beta * math.Log(1+math.Floor(position/float64(r.Period)))
+		}
 		for i, rate := range r.Rates {
 			sin, cos := math.Sincos(sign * position * rate)
 			first, second := x[start+i], x[start+i+half]
-			y[start+i] = r.Scale * (first*cos - second*sin)
-			y[start+i+half] = r.Scale * (first*sin + second*cos)
+			y[start+i] = growth * r.Scale * (first*cos - second*sin)
+			y[start+i+half] = growth * r.Scale * (first*sin + second*cos)
 		}
 		for i := 2 * half; i < headDim; i++ {
-			y[start+i] = r.Rest * x[start+i]
+			y[start+i] = growth * r.Rest * x[start+i]
 		}
 	}
 	return y

@@ -73,14 +73,18 @@ def rope(
         at = positions.view(-1, batch)[rows]
     else:
         at = (position + rows)[:, None].expand(-1, batch)
+    growth = torch.ones((), dtype=torch.float64, device=x.device)
     if rotation is None:
         rates = theta ** (-2 * torch.arange(head_dim // 2, dtype=torch.float64, device=x.device) / head_dim)
         scale, rest = 1.0, 1.0
     else:
         rates = torch.tensor(rotation["rates"], dtype=torch.float64, device=x.device)
         scale, rest = rotation.get("scale", 1.0), rotation.get("rest", 1.0)
+        if beta := rotation.get("beta", 0.0):
+            growth = 1 + beta * torch.log1p((at // rotation["period"]).double())[:, :, None, None]
     pairs = len(rates)
     angle = at.double()[:, :, None, None] * rates
+    scale = scale * growth
     cos, sin = (angle.cos() * scale).float(), (angle.sin() * (-scale if inverse else scale)).float()
     a, b, others = x.float().view(-1, batch, heads, head_dim).split([pairs, pairs, head_dim - 2 * pairs], dim=3)
-    store(y, torch.cat([a * cos - b * sin, b * cos + a * sin, others * rest], dim=3))
+    store(y, torch.cat([a * cos - b * sin, b * cos + a * sin, others * (rest * growth).float()], dim=3))
