@@ -85,6 +85,8 @@ func TestSameLosses(t *testing.T) {
 		{"tiny", "examples/tiny.sppo", nil, 10, 1e-4},
 		{"random", "examples/tiny.sppo", []string{"train.data=random()", "schedule.sp_mode=ring", "schedule.zero=3", "schedule.dp=2", "schedule.pp=1"}, 5, 1e-4},
 		{"bf16", "examples/tiny.sppo", []string{"model.dtype=bf16", "train.optimizer=muon(lr = 1e-2)"}, 5, 2e-3},
+		{"experts", "examples/tiny.sppo", []string{"model.num_experts=6", "model.num_experts_per_tok=2", "model.moe_intermediate_size=24", "model.bias=[router]",
+			"model.scoring_func=sigmoid", "model.e_score_correction_bias=true", "schedule.sp=1"}, 5, 1e-4},
 		{"gpt-docs", "examples/gpt-docs.sppo", nil, steps(2, 50), 1e-4},
 		{"llama-docs", "examples/llama-docs.sppo", nil, steps(1, 10), 2e-3},
 	} {

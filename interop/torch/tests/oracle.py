@@ -372,10 +372,14 @@ def _(c):
     c.values["places"] = lambda: torch.randperm(c.sizes["r"] * c.attributes["top"])
 
 
-@rule("matmul_grouped", "matmul_grouped_grad", "matmul_grouped_weight_grad")
+@rule("matmul_grouped", "matmul_grouped_weight_grad")
 def _(c):
-    n = c.sizes["n"]
-    c.values["ends"] = torch.tensor(sorted(c.draw.randint(0, n) for _ in range(c.sizes["e"] - 1)) + [n])
+    n, e, k, o = (c.sizes[x] for x in "neko")
+    c.values["ends"] = torch.tensor(sorted(c.draw.randint(0, n) for _ in range(e - 1)) + [n])
+    c.shapes["b"] = c.shapes["db"] = (e, o, k) if c.attributes["trans_b"] else (e, k, o)
+    if c.op.name == "matmul_grouped" and c.attributes["trans_b"]:
+        c.absent.add("bias")
+        c.operand_types["c"] = c.types["T"]
 
 
 def collective(c):

@@ -82,24 +82,8 @@ def _share(lse: Tensor, total: Tensor) -> Tensor:
 
 @opcode
 def attention(
-    o: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor | None,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    batch: int,
-    prefix: int,
-    accumulate: bool,
-    zigzag: int,
-    window: int,
-    chunks: int,
-    member: int,
-    softcap: float,
+    o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, *, heads: int, kv_heads: int,
+    head_dim: int, batch: int, prefix: int, accumulate: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
 ) -> None:
     shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
     queries, keys, values = shape.split(q, heads), shape.split(k, kv_heads), shape.split(v, kv_heads)
@@ -124,30 +108,9 @@ def attention(
 
 @opcode
 def attention_grad(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor | None,
-    lse: Tensor,
-    delta: Tensor | None,
-    positions: Tensor | None,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    batch: int,
-    prefix: int,
-    accumulate: bool,
-    accumulate_q: bool,
-    zigzag: int,
-    window: int,
-    chunks: int,
-    member: int,
-    softcap: float,
+    dq: Tensor, dk: Tensor, dv: Tensor, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None, lse: Tensor,
+    delta: Tensor | None, positions: Tensor | None, *, heads: int, kv_heads: int, head_dim: int, batch: int, prefix: int,
+    accumulate: bool, accumulate_q: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
 ) -> None:
     shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
     queries, grads, totals = shape.split(q, heads), shape.split(do, heads), shape.split(lse, heads)
@@ -204,6 +167,6 @@ def attention_sink(o: Tensor, lse: Tensor, sink: Tensor, *, heads: int, head_dim
 
 @opcode
 def attention_sink_grad(
-    dsink: Tensor, do: Tensor, o: Tensor, lse: Tensor, sink: Tensor, *, heads: int, head_dim: int, accumulate: bool
+    dsink: Tensor, do: Tensor, o: Tensor, lse: Tensor, sink: Tensor, *, heads: int, head_dim: int, accumulate: bool,
 ) -> None:
     store(dsink, -((sink.float() - lse).exp() * _per_head(do, o, heads)).sum(0), accumulate)

@@ -70,19 +70,8 @@ def normalize(y: Tensor, x: Tensor, sum: Tensor, *, eps: float) -> None:
 
 @opcode
 def dropout(
-    y: Tensor,
-    x: Tensor,
-    key: Tensor,
-    *,
-    tensor: randoms.Parameter,
-    rate: float,
-    col: int,
-    first: int,
-    replica: int,
-    position: int,
-    batch: int,
-    chunks: int,
-    member: int,
+    y: Tensor, x: Tensor, key: Tensor, *, tensor: randoms.Parameter, rate: float, col: int, first: int, replica: int,
+    position: int, batch: int, chunks: int, member: int,
 ) -> None:
     rows, columns = x.shape
     tokens = rows // batch

@@ -54,19 +54,8 @@ def position_embed_grad(dtable: Tensor, dy: Tensor, *, batch: int, accumulate: b
 
 @opcode
 def rope(
-    y: Tensor,
-    x: Tensor,
-    positions: Tensor | None,
-    *,
-    heads: int,
-    head_dim: int,
-    batch: int,
-    position: int,
-    theta: float,
-    inverse: bool,
-    chunks: int,
-    member: int,
-    rotation: dict[str, Any] | None,
+    y: Tensor, x: Tensor, positions: Tensor | None, *, heads: int, head_dim: int, batch: int, position: int, theta: float,
+    inverse: bool, chunks: int, member: int, rotation: dict[str, Any] | None,
 ) -> None:
     rows = zigzag_rows(x.shape[0] // batch, chunks, member, x.device)
     if positions is not None:

@@ -27,20 +27,8 @@ def _weights(logits: Tensor, chosen: Tensor, scores: int, renormalize: bool, eps
 
 @opcode
 def route(
-    weights: Tensor,
-    experts: Tensor,
-    places: Tensor,
-    ends: Tensor,
-    logits: Tensor,
-    correction: Tensor | None,
-    *,
-    top: int,
-    scores: int,
-    renormalize: bool,
-    eps: float,
-    scale: float,
-    groups: int,
-    top_groups: int,
+    weights: Tensor, experts: Tensor, places: Tensor, ends: Tensor, logits: Tensor, correction: Tensor | None, *, top: int,
+    scores: int, renormalize: bool, eps: float, scale: float, groups: int, top_groups: int,
 ) -> None:
     wide = logits.float()
     ranked = _scores(wide, scores)
@@ -63,15 +51,7 @@ def route(
 
 @opcode
 def route_grad(
-    dlogits: Tensor,
-    dy: Tensor,
-    logits: Tensor,
-    experts: Tensor,
-    *,
-    top: int,
-    scores: int,
-    renormalize: bool,
-    eps: float,
+    dlogits: Tensor, dy: Tensor, logits: Tensor, experts: Tensor, *, top: int, scores: int, renormalize: bool, eps: float,
     scale: float,
 ) -> None:
     chosen = experts.long()
@@ -102,9 +82,7 @@ def unpermute(y: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int
 
 
 @opcode
-def unpermute_grad(
-    dx: Tensor, dweights: Tensor, dy: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int
-) -> None:
+def unpermute_grad(dx: Tensor, dweights: Tensor, dy: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int) -> None:
     rows = dy.float()[:, None]
     store(dweights, (rows * x[places.long()].float()).sum(2))
     dx[places.flatten().long()] = (rows * weights[:, :, None]).flatten(0, 1).to(dx.dtype)

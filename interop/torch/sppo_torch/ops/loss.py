@@ -21,9 +21,7 @@ def _label(labels: Tensor, first: int, valid: int) -> tuple[Tensor, Tensor]:
 
 
 @opcode
-def cross_entropy_stats(
-    stats: Tensor, logits: Tensor, labels: Tensor, *, first: int, valid: int, softcap: float
-) -> None:
+def cross_entropy_stats(stats: Tensor, logits: Tensor, labels: Tensor, *, first: int, valid: int, softcap: float) -> None:
     columns = torch.arange(logits.shape[1], device=logits.device)
     capped = torch.where(columns < valid, _capped(logits, softcap), -torch.inf)
     top = capped.amax(1)
@@ -42,7 +40,7 @@ def _combined(stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @opcode
 def cross_entropy(
-    loss: Tensor, losses: Tensor | None, stats: Tensor, labels: Tensor | None, weight: Tensor | None, *, scale: float
+    loss: Tensor, losses: Tensor | None, stats: Tensor, labels: Tensor | None, weight: Tensor | None, *, scale: float,
 ) -> None:
     top, total, label = _combined(stats)
     rows = total.log() + top - label
@@ -55,16 +53,8 @@ def cross_entropy(
 
 @opcode
 def cross_entropy_grad(
-    dlogits: Tensor,
-    logits: Tensor,
-    stats: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    *,
-    scale: float,
-    first: int,
-    valid: int,
-    softcap: float,
+    dlogits: Tensor, logits: Tensor, stats: Tensor, labels: Tensor, weight: Tensor | None, *, scale: float, first: int,
+    valid: int, softcap: float,
 ) -> None:
     top, total, _ = _combined(stats)
     capped = _capped(logits, softcap)

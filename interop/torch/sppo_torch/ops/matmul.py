@@ -16,9 +16,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 @opcode
-def matmul(
-    c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, *, trans_a: bool, trans_b: bool, accumulate: bool
-) -> None:
+def matmul(c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, *, trans_a: bool, trans_b: bool, accumulate: bool) -> None:
     a, b = a.flatten(0, -2), b.flatten(0, -2)
     a, b = a.T if trans_a else a, b.T if trans_b else b
     if bias is None and c.dtype == a.dtype and (c.dtype == torch.float32 or c.is_cuda and not accumulate):
@@ -50,7 +48,7 @@ def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor |
 
 @opcode
 def matmul_grouped_weight_grad(
-    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool
+    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool,
 ) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
         store(db[e], product(dy[rows].T, a[rows]) if trans_b else product(a[rows].T, dy[rows]), accumulate)

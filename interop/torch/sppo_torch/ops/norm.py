@@ -20,17 +20,8 @@ def layernorm(y: Tensor, stats: Tensor, x: Tensor, gamma: Tensor, beta: Tensor, 
 
 @opcode
 def layernorm_grad(
-    dx: Tensor,
-    dgamma: Tensor | None,
-    dbeta: Tensor | None,
-    dy: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    gamma: Tensor,
-    residual: Tensor | None,
-    *,
-    accumulate: bool,
-    offset: float,
+    dx: Tensor, dgamma: Tensor | None, dbeta: Tensor | None, dy: Tensor, x: Tensor, stats: Tensor, gamma: Tensor,
+    residual: Tensor | None, *, accumulate: bool, offset: float,
 ) -> None:
     mean, rstd = stats.split(1, dim=1)
     normal = (x.float() - mean) * rstd
@@ -49,31 +40,15 @@ def rmsnorm(y: Tensor, stats: Tensor, x: Tensor, gamma: Tensor, *, eps: float, o
 
 @opcode
 def rmsnorm_grad(
-    dx: Tensor,
-    dgamma: Tensor | None,
-    dy: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    gamma: Tensor,
-    residual: Tensor | None,
-    *,
-    accumulate: bool,
-    offset: float,
+    dx: Tensor, dgamma: Tensor | None, dy: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, residual: Tensor | None, *,
+    accumulate: bool, offset: float,
 ) -> None:
     _grad(dx, dgamma, dy, x.float() * stats, stats, gamma, residual, accumulate, offset, centred=False)
 
 
 def _grad(
-    dx: Tensor,
-    dgamma: Tensor | None,
-    dy: Tensor,
-    normal: Tensor,
-    rstd: Tensor,
-    gamma: Tensor,
-    residual: Tensor | None,
-    accumulate: bool,
-    offset: float,
-    centred: bool,
+    dx: Tensor, dgamma: Tensor | None, dy: Tensor, normal: Tensor, rstd: Tensor, gamma: Tensor, residual: Tensor | None,
+    accumulate: bool, offset: float, centred: bool,
 ) -> None:
     """Writes dx and dgamma; `normal` is x, normalised."""
     wide = dy.float()

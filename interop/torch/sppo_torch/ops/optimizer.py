@@ -10,18 +10,8 @@ from . import opcode, store
 
 @opcode
 def adamw(
-    w: Tensor,
-    m: Tensor,
-    v: Tensor,
-    copy: Tensor | None,
-    grad: Tensor,
-    step: Tensor,
-    norm: Tensor,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    w: Tensor, m: Tensor, v: Tensor, copy: Tensor | None, grad: Tensor, step: Tensor, norm: Tensor, *, beta1: float,
+    beta2: float, eps: float, weight_decay: float,
 ) -> None:
     lr, c1, c2 = step.unbind()
     factor = norm[1]
@@ -38,18 +28,8 @@ def adamw(
 
 @opcode
 def sgd(
-    w: Tensor,
-    m: Tensor | None,
-    copy: Tensor | None,
-    grad: Tensor,
-    step: Tensor,
-    norm: Tensor | None,
-    *,
-    momentum: float,
-    weight_decay: float,
-    scale: float,
-    row: int,
-    scaled: int,
+    w: Tensor, m: Tensor | None, copy: Tensor | None, grad: Tensor, step: Tensor, norm: Tensor | None, *, momentum: float,
+    weight_decay: float, scale: float, row: int, scaled: int,
 ) -> None:
     columns = grad.shape[-1] if grad.dim() > 1 else 1
     rows = w.view(-1, columns).shape[0]
