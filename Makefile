@@ -100,6 +100,7 @@ gpu-bundle: ## files for gpu-check on a machine without Go, in out/gpu.tar.gz: b
 	cat README.md ARCHITECTURE.md docs/*.md >out/gpu/text.txt
 	out/gpu/gpu references out/gpu examples
 	cp bench/gpu/check.sh bench/gpu/*.sppo bench/peers/torch_layers.py out/gpu/
+	cp -rL interop/torch/sppo_torch out/gpu/
 	tar -C out -czf out/gpu.tar.gz gpu
 	@bytes=$$(wc -c <out/gpu.tar.gz); echo "out/gpu.tar.gz: $$((bytes / 1000000)) MB"; test $$bytes -le $(BUNDLE) || { echo "the limit is $(BUNDLE) bytes" >&2; exit 1; }
 

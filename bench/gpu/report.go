@@ -27,9 +27,16 @@ type Report struct {
 	Training []Training        `json:"training"`
 	Figures  []Figure          `json:"figures"`
 	Layers   []Layers          `json:"layers"`
+	Torch    *Torch            `json:"torch,omitempty"`
 	Machine  json.RawMessage   `json:"machine,omitempty"`
 	Peers    []Peer            `json:"peers"`
 	Tools    []Tool            `json:"tools,omitempty"`
+}
+
+// Torch is what the machine in interop/torch does with the same programs.
+type Torch struct {
+	Training []Training `json:"training"`
+	Layers   []Layers   `json:"layers"`
 }
 
 // Tool holds the lines that sum up what one of NVIDIA's tools reports.
@@ -81,6 +88,7 @@ type Layers struct {
 	Uniform   float64  `json:"log_vocabulary"` // the loss of a model that has learned nothing
 	Device    ir.Bytes `json:"device_peak_bytes"`
 	Host      ir.Bytes `json:"host_peak_bytes"`
+	Beside    ir.Bytes `json:"beside_bytes,omitempty"` // what PyTorch allocates beside the arenas
 }
 
 // Peer is another program's result for the same layers.
@@ -202,6 +210,8 @@ func (r *reader) report() *Report {
 			if lines := objectsOf[string](r, p, kindTool); len(lines) > 0 {
 				x.Tools = append(x.Tools, Tool{p.task, lines})
 			}
+		case "torch":
+			r.torch(x, p)
 		case "layers":
 			if slices.Contains(layerNames(), p.task) {
 				x.Layers = append(x.Layers, r.layers(p))
@@ -224,6 +234,18 @@ func (r *reader) report() *Report {
 		}
 	}
 	return x
+}
+
+// torch adds what the machine in interop/torch has measured in a task.
+func (r *reader) torch(x *Report, p *part) {
+	if x.Torch == nil {
+		x.Torch = &Torch{Training: []Training{}, Layers: []Layers{}}
+	}
+	if t := r.training(p); t.Steps > 0 {
+		x.Torch.Training = append(x.Torch.Training, t)
+	} else if slices.Contains(layerNames(), p.task) {
+		x.Torch.Layers = append(x.Torch.Layers, r.layers(p))
+	}
 }
 
 // distinct keeps the last of the figures that have the same kind, name and By.
@@ -268,6 +290,7 @@ type stepLine struct {
 	Median  float64  `json:"step_s_median"`
 	Device  ir.Bytes `json:"device_peak_bytes"`
 	Host    ir.Bytes `json:"host_peak_bytes"`
+	Beside  ir.Bytes `json:"beside_bytes"`
 	Done    bool     `json:"done"`
 }
 
@@ -300,7 +323,7 @@ func (r *reader) layers(p *part) Layers {
 		seconds = append(seconds, s.Seconds)
 	}
 	for _, s := range run {
-		x.Device, x.Host = max(x.Device, s.Device), max(x.Host, s.Host)
+		x.Device, x.Host, x.Beside = max(x.Device, s.Device), max(x.Host, s.Host), max(x.Beside, s.Beside)
 	}
 	for _, other := range r.of {
 		if other.about == (about{p.stage, p.task + ", simulated"}) {

@@ -167,8 +167,9 @@ func (r *running) line(line string) {
 // quotes the end of its output.
 func (r *running) process(more []string, read func(line string)) error {
 	argv := append(slices.Clone(r.argv), more...)
+	folders := strings.NewReplacer("{files}", r.files, "{work}", r.work, "{out}", r.folder)
 	for i := range argv {
-		argv[i] = strings.NewReplacer("{files}", r.files, "{work}", r.work, "{out}", r.folder).Replace(argv[i])
+		argv[i] = folders.Replace(argv[i])
 	}
 	if own := filepath.Join(r.files, argv[0]); !strings.Contains(argv[0], "/") {
 		if _, err := os.Stat(own); err == nil {
@@ -183,7 +184,10 @@ func (r *running) process(more []string, read func(line string)) error {
 	runtime.LockOSThread() // the kernel kills the process when the thread that started it ends
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append(os.Environ(), r.env...)
+	cmd.Env = os.Environ()
+	for _, setting := range r.env {
+		cmd.Env = append(cmd.Env, folders.Replace(setting))
+	}
 	cmd.Stdout, cmd.Stderr, cmd.Dir = to, to, r.work
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = cmd.Start()

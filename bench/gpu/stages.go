@@ -39,6 +39,7 @@ var stages = []stage{
 	{"training", "a hundred steps against the CPU, several ranks on one GPU, graphs", nil, trainingTasks},
 	{"schedules", "schedules against each other, and continuing from a checkpoint", nil, scheduleTasks},
 	{"probe", "a cluster file for the machine, which layers uses", nil, probeTasks},
+	{"torch", "the jobs of training and layers on PyTorch, by interop/torch", append([]string{"training"}, layerNames()...), torchTasks},
 	{"layers", "layers of a model, measured and simulated", layerNames(), layerTasks},
 	{"peers", "the same layers in PyTorch", peerNames(), peerTasks},
 	{"nccl", "NCCL with one rank", nil, ncclTasks},
@@ -48,7 +49,7 @@ var stages = []stage{
 
 // usual lists the stages that run if the command line names none. The most important come first, in case time
 // runs out.
-const usual = "grow first primitives bits conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
+const usual = "grow first primitives bits conformance training attention products memory nccl probe torch training torch 7b-128k torch 8b-128k layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
 	"tools layers 8b-128k-none layers 8b-128k-full layers 8b-128k-streamed schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
 // testsKernels are the stages that test or time the kernels for the card. Once a test of those kernels has
@@ -256,24 +257,60 @@ func layerNames() (names []string) {
 	return names
 }
 
-func layerTasks(name string) []task {
-	program := "{work}/" + name + ".sppb"
-	var tasks []task
+// layersProgram returns the path of the program of layers, and a task that compiles it.
+func layersProgram(name string) (program string, build []task) {
+	program = "{work}/" + name + ".sppb"
 	for _, l := range layers {
 		if l.name != name {
 			continue
 		}
-		build := task{name: name + ", compiled", limit: 40 * time.Second, argv: []string{"gpu", "compile", "{work}/" + l.spec, program}, first: specs}
-		build.argv = append(build.argv, l.set...)
+		t := task{name: name + ", compiled", limit: 40 * time.Second, argv: []string{"gpu", "compile", "{work}/" + l.spec, program}, first: specs}
+		t.argv = append(t.argv, l.set...)
 		if size := os.Getenv(memoryVariable); size != "" {
-			build.argv = append(build.argv, "cluster.host_memory="+size)
+			t.argv = append(t.argv, "cluster.host_memory="+size)
 		}
-		tasks = append(tasks, build)
+		build = append(build, t)
 	}
-	facts := func(c *check) (map[string][]any, error) { return programFacts(filepath.Join(c.work, name+".sppb")) }
+	return program, build
+}
+
+func layerTasks(name string) []task {
+	program, tasks := layersProgram(name)
 	return append(tasks,
-		task{name: name, limit: 200 * time.Second, kind: kindRun, first: facts, last: judgeLayers, argv: []string{"sppovm", "run", program, "--device", "cuda", "--json", "-q"}},
+		task{name: name, limit: 200 * time.Second, kind: kindRun, first: factsOf(name), last: judgeLayers, argv: []string{"sppovm", "run", program, "--device", "cuda", "--json", "-q"}},
 		task{name: name + ", simulated", limit: 40 * time.Second, kind: kindSim, argv: []string{"sppovm", "run", program, "--device", "sim", "--json", "-q"}})
+}
+
+// noTorch matches what Python says without PyTorch.
+var noTorch = regexp.MustCompile(`No module named '(torch|numpy)'`)
+
+// torchTasks returns the tasks of the machine in interop/torch. In a rehearsal without a GPU, it computes on the CPU.
+func torchTasks(name string) (tasks []task) {
+	device := "cuda"
+	if figureSize() != "gpu" {
+		device = "cpu"
+	}
+	run := func(name, program string, limit time.Duration) task {
+		return task{name: name, limit: limit, kind: kindRun, refused: noTorch, optional: true, env: []string{"PYTHONPATH={files}", "PYTHONDONTWRITEBYTECODE=1"},
+			argv: []string{python(), "-m", "sppo_torch", "run", program, "--dir", "{files}", "--device", device, "--json", "-q"}}
+	}
+	if name == "training" {
+		for _, r := range references {
+			t := run(r.name, "{files}/"+r.name+".sppb", 140*time.Second)
+			t.first, t.last = r.onCPU, r.judge
+			tasks = append(tasks, t)
+		}
+		return tasks
+	}
+	program, tasks := layersProgram(name)
+	t := run(name, program, 240*time.Second)
+	t.first, t.last = factsOf(name), judgeLayers
+	return append(tasks, t)
+}
+
+// factsOf reads the facts about the program of layers.
+func factsOf(name string) func(c *check) (map[string][]any, error) {
+	return func(c *check) (map[string][]any, error) { return programFacts(filepath.Join(c.work, name+".sppb")) }
 }
 
 // judgeLayers requires the loss of layers that have learned nothing.
@@ -353,9 +390,15 @@ func peerTasks(name string) (tasks []task) {
 	return tasks
 }
 
+// pythonVariable names the Python interpreter that has PyTorch; empty: it is searched.
+const pythonVariable = "SPPO_GPU_PYTHON"
+
 // python returns a Python interpreter that has PyTorch, or else python3.
 func python() string {
 	candidates := []string{"python3"}
+	if name := os.Getenv(pythonVariable); name != "" {
+		candidates = []string{name}
+	}
 	for _, pattern := range []string{"/opt/*/bin/python3", "/opt/*/.venv/bin/python3", "/opt/*/*/bin/python3"} {
 		found, _ := filepath.Glob(pattern) // only a bad pattern is an error
 		candidates = append(candidates, found...)

@@ -127,7 +127,7 @@ func standIn(role string, args []string) int {
 		kernel := args[slices.Index(args, "-k")+1]
 		say("ncu 1", "  "+strings.Trim(kernel, "regx:^$")+" (128, 16, 1)x(384, 1, 1)")
 		say("ncu 2", "    Duration   us   512.3")
-	case role == "python3":
+	case role == "python3" && !slices.Contains(args, "sppo_torch"):
 		say("peer", `{"name":"7b-128k","by":"PyTorch","way":"plain","step_s":2}`)
 	case args[0] == "devices":
 		if strings.Contains(os.Getenv(faultVariable), "no GPU") {
@@ -273,6 +273,7 @@ func TestFaultsCostOneResult(t *testing.T) {
 		{"TrainingIsThatOfTheCPU/a", "training", "", "OfTheCPU/a"},
 		{"cuda step 3", "training", "", `"step":3`},
 		{"Equal/c", "schedules", "", "Equal/c"},
+		{"cuda step 3", "torch", "training", `"step":3`},
 		{"probe 2", "probe", "", "done"},
 		{"cuda step 2", "layers", "7b-128k", `training|7b-128k: {"step":(2|3)`},
 		{"sim step 2", "layers", "7b-128k", `simulated: {"step":(2|3)`},
