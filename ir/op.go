@@ -1014,12 +1014,13 @@ var Ops = [NumOps]OpInfo{
 			"and the sum of its rows of dy.",
 		Operands: []Operand{
 			{Name: "db", Dir: WriteOrAdd, Types: "f32", Doc: "[e,k,o], or [e,o,k] if transposed"},
-			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "e,o", Optional: true},
+			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "e,o", Adds: "accumulate_bias", Optional: true},
 			{Name: "dy", Types: "T", Dims: "n,o"},
 			operandEnds,
 			{Name: "a", Types: "T", Dims: "n,k"},
 		},
-		Attrs: []AttrInfo{{"trans_b", KindBool, "b and db are stored transposed", ScopeFormula}, attrAccumulate},
-		Rule:  RuleGrouped, Work: WorkMatmul,
+		Attrs: []AttrInfo{{"trans_b", KindBool, "b and db are stored transposed", ScopeFormula}, attrAccumulate,
+			{"accumulate_bias", KindBool, "add to dbias instead of overwriting it", ScopePlace}},
+		Rule: RuleGrouped, Work: WorkMatmul,
 	},
 }

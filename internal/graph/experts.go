@@ -207,5 +207,5 @@ func groupedGradient(b *builder, n Node) {
 	back.Value = ir.Bool(transposed.Value.Bits == 0)
 	b.node(ir.MatmulGrouped, []Attr{back}, by(x.Heads, all(dx)), dy, ends, all(w))
 	b.contribute(x.Value, all(dx))
-	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, from("accumulate", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
+	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, from("accumulate", NotFirst), from("accumulate_bias", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
 }

@@ -104,7 +104,7 @@ func matmulGroupedWeightGrad(b *binder) {
 	if b.has("dbias") {
 		source := b.source
 		b.source = "experts.cu"
-		b.launch("grouped_bias_grad_"+b.types("dy"), [3]int64{ceil(outer, threads), experts, 1}, "dbias", "dy", "ends", n, outer, b.int("accumulate"))
+		b.launch("grouped_bias_grad_"+b.types("dy"), [3]int64{ceil(outer, threads), experts, 1}, "dbias", "dy", "ends", n, outer, b.int("accumulate_bias"))
 		b.source = source
 	}
 }

@@ -116,6 +116,7 @@ func matmulGrouped(b *binder) func() error {
 
 func matmulGroupedWeightGrad(b *binder) func() error {
 	db, dbias, dy, a, transposed, accumulate := b.floats("db"), b.ifFloats("dbias"), b.mat("dy"), b.mat("a"), b.bool("trans_b"), b.bool("accumulate")
+	add := b.bool("accumulate_bias")
 	rows, _ := b.shape("dy")
 	return b.grouped(rows, "db", func(p *simd.Pool, g *simd.Grouped) {
 		left, right := a, dy
@@ -123,6 +124,6 @@ func matmulGroupedWeightGrad(b *binder) func() error {
 			left, right = dy, a
 		}
 		g.WeightGrad(p, db, left, right, accumulate)
-		g.BiasGrad(p, dbias, dy, accumulate)
+		g.BiasGrad(p, dbias, dy, add)
 	})
 }

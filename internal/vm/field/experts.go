@@ -198,6 +198,8 @@ func matmulGroupedWeightGrad(c *call) {
 	down, right := c.strides(inner, outer)
 	if !c.bool("accumulate") {
 		db.clear()
+	}
+	if !c.bool("accumulate_bias") {
 		dbias.clear()
 	}
 	c.grouped("db", func(e, row, matrix int) {

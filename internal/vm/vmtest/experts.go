@@ -213,11 +213,11 @@ func (s *suite) groupedWeightGrad(n, inner, outer int, ends []int, transposed, a
 	if transposed {
 		rows, cols = outer, inner
 	}
-	db, dbias := s.sum(accumulate, len(ends), rows, cols), s.sum(accumulate, len(ends), outer)
+	db, dbias := s.sum(accumulate, len(ends), rows, cols), s.sum(accumulate != transposed, len(ends), outer)
 	if n < 10 {
 		dbias = nil
 	}
-	out := s.run(call{op: ir.MatmulGroupedWeightGrad, attrs: attrs{"trans_b": truth(transposed), "accumulate": truth(accumulate)}, args: args{
+	out := s.run(call{op: ir.MatmulGroupedWeightGrad, attrs: attrs{"trans_b": truth(transposed), "accumulate": truth(accumulate), "accumulate_bias": truth(accumulate != transposed)}, args: args{
 		"db": db, "dbias": dbias, "dy": dy, "ends": indices(ends, len(ends)), "a": a}})
 	var wantB, wantBias []float64
 	first := 0
@@ -233,6 +233,6 @@ func (s *suite) groupedWeightGrad(n, inner, outer int, ends []int, transposed, a
 	}
 	s.equal("db", out["db"], plus(accumulate, db, wantB), ir.F32)
 	if dbias != nil {
-		s.equal("dbias", out["dbias"], plus(accumulate, dbias, wantBias), ir.F32)
+		s.equal("dbias", out["dbias"], plus(accumulate != transposed, dbias, wantBias), ir.F32)
 	}
 }

@@ -111,6 +111,7 @@ def pick(c: Case, **options) -> None:
 ATTRIBUTES = {
     "accumulate": [0, 1],
     "accumulate_q": [0, 1],
+    "accumulate_bias": [0, 1],
     "batch": [1, 2, 3],
     "eps": [1e-5, 0.1],
     "offset": [0, 1],
