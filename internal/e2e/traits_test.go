@@ -47,6 +47,9 @@ func listTraits() []trait {
 		{name: "layers without attention whose tasks are shared", asked: func(d *drawn) bool { return d.ask("mux") != "off" && d.over("pp") }, planned: func(d *drawn) bool {
 			return len(d.plan.Model.Mixers) > 1 && (d.plan.Mux.Left || d.plan.Mux.Right)
 		}},
+		{name: "experts", asked: func(d *drawn) bool { return strings.Contains(d.text, "num_experts") }},
+		{name: "experts in some layers", asked: func(d *drawn) bool { return strings.Contains(d.text, "num_experts") }, planned: func(d *drawn) bool { return len(d.plan.Model.MLPs) > 1 }},
+		{name: "experts on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "num_experts") && d.over("sp") }},
 		{name: "dropout", asked: func(d *drawn) bool { return strings.Contains(d.model.Tuning, "dropout = 0.") }},
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},
 		{name: "frozen tensors", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }},

@@ -19,7 +19,8 @@ type layer struct {
 	heads     [3]head // q, k, v
 	o, lse    value
 	sinks     []value
-	gate, up  value
+	act       *mlp // operands of the activation of a dense MLP
+	moe       *moe
 	window    int64
 	attention []value // operands after q, k and v
 	adapters  map[string]*adapter
@@ -67,7 +68,11 @@ func (l *layer) forward() value {
 	}
 	y := l.middle
 	if l.ffn() > 0 {
-		y = l.branch(1, l.middle, l.has("mlp"), l.downBias(), l.mlp)
+		biased, mlp := l.has("mlp"), l.mlp
+		if l.sparse() {
+			biased, mlp = false, l.experts
+		}
+		y = l.branch(1, l.middle, biased, l.downBias(""), mlp)
 	}
 	return l.named(fmt.Sprintf("the output of layer %d", l.number), y)
 }
@@ -88,11 +93,11 @@ func (l *layer) ffn() int64 {
 
 func (l *layer) has(group string) bool { return slices.Contains(l.Bias, group) }
 
-func (l *layer) downBias() string {
+func (l *layer) downBias(prefix string) string {
 	if l.Gated {
-		return "b_down"
+		return prefix + "b_down"
 	}
-	return "b2"
+	return prefix + "b2"
 }
 
 // branch adds a residual branch with its norms.
@@ -334,34 +339,46 @@ func (l *layer) attendGradient(dy value) (dx value) {
 
 func (l *layer) activation() int64 { return int64(slices.Index(ir.Functions, l.Activation)) }
 
-func (l *layer) mlp(x value) value {
-	h, f, biased := int64(l.Hidden), l.ffn(), l.has("mlp")
-	if !l.Gated {
-		l.up = l.linear("w1", "b1", biased, x, h, f)
-		y := l.plain(l.name("activation"), ir.Activation, newKey("activation").int(l.activation()), l.up)
-		return l.linear("w2", "", false, y, f, h)
-	}
-	l.gate, l.up = l.linear("w_gate", "b_gate", biased, x, h, f), l.linear("w_up", "b_up", biased, x, h, f)
-	y := l.plain(l.name("glu"), ir.GLU, newKey("glu").int(l.activation()), l.gate, l.up)
-	return l.linear("w_down", "", false, y, f, h)
+func (l *layer) mlp(x value) (y value) {
+	y, l.act = l.dense("", l.ffn(), l.has("mlp"), x)
+	return y
 }
 
-func (l *layer) mlpGradient(dy value) value {
+func (l *layer) mlpGradient(dy value) value { return l.denseGradient("", l.act, dy) }
+
+// dense adds a dense MLP, whose tensors have names with a prefix.
+func (l *layer) dense(prefix string, f int64, biased bool, x value) (value, *mlp) {
+	h, m := int64(l.Hidden), &mlp{}
 	if !l.Gated {
-		g := l.named(l.name("the gradient of the activation"), l.linearGradient("w2", dy))
-		return l.linearGradient("w1", l.plain(l.name("d.w1.out"), ir.ActivationGrad, newKey("activation_grad").int(l.activation()), g, l.up))
+		m.up = l.linear(prefix+"w1", prefix+"b1", biased, x, h, f)
+		y := l.plain(l.name(prefix+"activation"), ir.Activation, newKey("activation").int(l.activation()), m.up)
+		return l.linear(prefix+"w2", "", false, y, f, h), m
 	}
-	g := l.named(l.name("the gradient of glu"), l.linearGradient("w_down", dy))
-	gate := l.plain(l.name("d.gate"), ir.GLUGrad, newKey("glu_grad_gate").int(l.activation()), g, l.gate, l.up)
-	up := l.plain(l.name("d.up"), ir.GLUGrad, newKey("glu_grad_up").int(l.activation()), g, l.gate, l.up)
-	dx := l.linearGradient("w_up", up)
-	return dx.plus(l.linearGradient("w_gate", gate))
+	m.gate, m.up = l.linear(prefix+"w_gate", prefix+"b_gate", biased, x, h, f), l.linear(prefix+"w_up", prefix+"b_up", biased, x, h, f)
+	y := l.plain(l.name(prefix+"glu"), ir.GLU, newKey("glu").int(l.activation()), m.gate, m.up)
+	return l.linear(prefix+"w_down", "", false, y, f, h), m
+}
+
+func (l *layer) denseGradient(prefix string, m *mlp, dy value) value {
+	if !l.Gated {
+		g := l.named(l.name("the gradient of the "+prefix+"activation"), l.linearGradient(prefix+"w2", dy))
+		return l.linearGradient(prefix+"w1", l.plain(l.name("d."+prefix+"w1.out"), ir.ActivationGrad, newKey("activation_grad").int(l.activation()), g, m.up))
+	}
+	g := l.named(l.name("the gradient of "+prefix+"glu"), l.linearGradient(prefix+"w_down", dy))
+	gate := l.plain(l.name("d."+prefix+"gate"), ir.GLUGrad, newKey("glu_grad_gate").int(l.activation()), g, m.gate, m.up)
+	up := l.plain(l.name("d."+prefix+"up"), ir.GLUGrad, newKey("glu_grad_up").int(l.activation()), g, m.gate, m.up)
+	dx := l.linearGradient(prefix+"w_up", up)
+	return dx.plus(l.linearGradient(prefix+"w_gate", gate))
 }
 
 // backward adds the backward pass, given the gradient of the layer's output, and returns that of its input.
 func (l *layer) backward(dy value) value {
 	if l.ffn() > 0 {
-		dy = l.branchGradient(1, dy, l.has("mlp"), l.downBias(), l.mlpGradient)
+		biased, gradient := l.has("mlp"), l.mlpGradient
+		if l.sparse() {
+			biased, gradient = false, l.expertsGradient
+		}
+		dy = l.branchGradient(1, dy, biased, l.downBias(""), gradient)
 	}
 	if l.attends() {
 		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
@@ -442,7 +459,7 @@ func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
 		return constantOne.times(1 - r.NormOffset)
 	case short == "lora_a":
 		drawn = 1 / math.Sqrt(3*float64(shape[0]))
-	case short == "lora_b", shape[1] == 1:
+	case short == "lora_b", shape[1] == 1 && short != "w", strings.HasPrefix(short, "b"):
 		return value{}
 	case slices.Contains([]string{"wo", "w2", "w_down"}, short):
 		drawn /= math.Sqrt(2 * float64(r.Layers))

@@ -183,9 +183,6 @@ func (r *reference) gradient(name string, v value) {
 
 // build adds the terms of the model's forward pass, of its backward pass if the section is a step, and of updates.
 func (r *reference) build(p *ir.Program) {
-	if r.Experts > 0 {
-		panic(&Refusal{Rank: -1, Problem: "models with experts have no reference", Unknown: true})
-	}
 	x := r.embedding()
 	var layers []*layer
 	for i := range r.Layers {

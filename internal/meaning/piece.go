@@ -7,6 +7,7 @@ import "slices"
 type rectangle struct {
 	sequence, batch, first, n int64
 	cols                      interval
+	order                     int64 // 0: as described; otherwise, rows are numbered in an order of experts: see rules_experts.go
 }
 
 // matrix returns a rectangle whose rows are an interval.
@@ -122,7 +123,7 @@ func (r rectangle) largest(lo, hi int64) (rectangle, int64) {
 	width := r.cols.size()
 	row, col := lo/width, lo%width
 	token, sequence := row/r.batch, row%r.batch
-	out := rectangle{sequence: r.sequence + sequence, batch: 1, first: r.first + token, n: 1, cols: r.cols}
+	out := rectangle{sequence: r.sequence + sequence, batch: 1, first: r.first + token, n: 1, cols: r.cols, order: r.order}
 	switch {
 	case col > 0 || hi-lo < width: // part of a row
 		out.cols = interval{r.cols.lo + col, r.cols.lo + min(width, col+hi-lo)}
@@ -154,7 +155,7 @@ func (p *piece) absorb(q *piece) bool {
 		p.n += q.n
 		return true
 	}
-	if p.size != q.size || p.anywhere != q.anywhere {
+	if p.size != q.size || p.anywhere != q.anywhere || p.order != q.order {
 		return false
 	}
 	r := p.rectangle

@@ -106,10 +106,11 @@ type prover struct {
 	queue   queue
 
 	mu       sync.Mutex // of all that follows, and of the queue
-	messages map[route][][]piece
+	messages map[path][][]piece
 	teams    map[string]*team
-	totaled  []*content // the numbers that a norm was last computed from
-	totals   *content   // their sum
+	orders   map[int64]*order // of experts, by number
+	totaled  []*content       // the numbers that a norm was last computed from
+	totals   *content         // their sum
 	refused  *Refusal
 }
 
@@ -122,12 +123,12 @@ type rank struct {
 	arenas [ir.NumArenas]*memory
 	teams  []*team // by group
 	call   call    // of the instruction at pc
-	waits  *route  // of the message at pc, which has not arrived
+	waits  *path   // of the message at pc, which has not arrived
 	from   []site  // if traced: what made the first operand of each instruction
 }
 
-// route identifies the messages from one rank to another on a channel, which keep their order.
-type route struct {
+// path identifies the messages from one rank to another on a channel, which keep their order.
+type path struct {
 	from, to int32
 	channel  ir.Stream
 }
@@ -154,7 +155,8 @@ func (v *prover) guard(f func()) {
 
 // run interprets a section of all ranks.
 func (v *prover) run(s ir.Section) {
-	v.section, v.messages, v.teams, v.ranks = s, map[route][][]piece{}, map[string]*team{}, nil
+	v.section, v.messages, v.teams, v.ranks = s, map[path][][]piece{}, map[string]*team{}, nil
+	v.orders = map[int64]*order{}
 	v.ref = newReference(v.p, s)
 	for i := range v.p.Ranks {
 		v.ranks = append(v.ranks, v.newRank(i))

@@ -16,8 +16,8 @@ func init() {
 		ir.Attention: attention, ir.AttentionGrad: attentionGrad, ir.AttentionMerge: attentionMerge, ir.AttentionDelta: attentionDelta,
 		ir.AttentionSink: attentionSink, ir.AttentionSinkGrad: attentionSinkGrad,
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
-		ir.Route: experts, ir.RouteGrad: experts, ir.Permute: experts, ir.PermuteGrad: experts, ir.Unpermute: experts, ir.UnpermuteGrad: experts,
-		ir.MatmulGrouped: experts, ir.MatmulGroupedWeightGrad: experts,
+		ir.Route: route, ir.RouteGrad: routeGrad, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
+		ir.MatmulGrouped: matmulGrouped, ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 		ir.Add: add, ir.Cast: cast, ir.Axpby: axpby, ir.Dropout: dropout,
 		ir.CrossEntropyStats: entropyStats, ir.CrossEntropy: entropy, ir.CrossEntropyGrad: entropyGrad,
 		ir.SumSq: sumSq, ir.GradNorm: gradNorm, ir.AdamW: adamW, ir.SGD: sgd, ir.Nesterov: nesterov, ir.Normalize: normalize,
@@ -388,9 +388,6 @@ func gluGrad(c *call) {
 	c.write("dgate", dgate)
 	c.write("dup", dup)
 }
-
-// experts stands for the opcodes of experts, which no model uses yet.
-func experts(c *call) { c.unknown("%s has no rule: no model has experts", c.in.Info().Name) }
 
 // Sums.
 

@@ -45,7 +45,7 @@ func send(c *call) {
 	if err != nil {
 		c.refuse("x %v", err)
 	}
-	to := route{c.rank.index, int32(c.int("peer")), channelOf(c.in.Stream)}
+	to := path{c.rank.index, int32(c.int("peer")), channelOf(c.in.Stream)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.messages[to] = append(c.messages[to], list)
@@ -57,7 +57,7 @@ func send(c *call) {
 
 // receive stores the next message of its channel. It returns false if there is none yet.
 func (c *call) receive() bool {
-	from := route{int32(c.int("peer")), c.rank.index, channelOf(c.in.Stream)}
+	from := path{int32(c.int("peer")), c.rank.index, channelOf(c.in.Stream)}
 	c.mu.Lock()
 	waiting := c.messages[from]
 	if len(waiting) == 0 {
