@@ -64,6 +64,10 @@ const (
 	UnpermuteGrad
 	MatmulGrouped
 	MatmulGroupedWeightGrad
+	Scan
+	ScanGrad
+	Conv
+	ConvGrad
 	NumOps
 )
 
@@ -193,6 +197,8 @@ const (
 	WorkMatmul
 	WorkAttention
 	WorkAttentionGrad
+	WorkScan
+	WorkScanGrad
 	WorkMemory // bound by device memory bandwidth
 	WorkD2H
 	WorkH2D
@@ -213,6 +219,7 @@ const (
 	RuleZigzag
 	RuleRoute
 	RuleGrouped
+	RuleScan
 )
 
 // Work is the amount of work in an instruction, independent of the machine.
@@ -292,6 +299,25 @@ var (
 	operandPlaces  = Operand{Name: "places", Types: "i32", Dims: "r,top", Doc: "from route"}
 	operandEnds    = Operand{Name: "ends", Types: "i32", Dims: "e", Doc: "from route; never less than the one before it, and the last is n, which is checked when the instruction runs"}
 	operandWeights = Operand{Name: "weights", Types: "f32", Dims: "r,top"}
+)
+
+// Attributes and operands of scans and of the convolutions before them.
+var (
+	attrScanHeads = AttrInfo{"heads", KindInt, "number of heads of q and k on this rank", ScopePlace}
+	attrShared    = AttrInfo{"shared", KindInt, "number of heads of v for each head of q and k, which are adjacent; each has its own state", ScopeFormula}
+	attrKeyDim    = AttrInfo{"key_dim", KindInt, "width of a head of q and k", ScopeFormula}
+	attrValueDim  = AttrInfo{"value_dim", KindInt, "width of a head of v", ScopeFormula}
+	attrChannels  = AttrInfo{"channels", KindInt, "1: a head of v has one decay; key_dim: each row of its state has its own", ScopeFormula}
+	attrDelta     = AttrInfo{"delta", KindBool, "what the state already returns for k is subtracted from v", ScopeFormula}
+	attrHeadNorm  = AttrInfo{"norm", KindFactor, "if it is not 0, each head of q and k is divided by the root of this number plus the sum of the head's squares", ScopeFormula}
+	attrQueryBy   = AttrInfo{"scale", KindFactor, "factor of q; 0 means 1", ScopeFormula}
+	attrWidth     = AttrInfo{"width", KindInt, "number of tokens on which a result depends", ScopeFormula}
+
+	operandDecay     = Operand{Name: "decay", Types: "f32", Dims: "n*batch,heads*shared*channels", Doc: "logarithms, at most 0"}
+	operandBeta      = Operand{Name: "beta", Types: "f32", Dims: "n*batch,heads*shared"}
+	operandState     = Operand{Name: "state", Types: "f32", Dims: "batch,heads*shared,key_dim,value_dim", Optional: true, Doc: "before the first token; absent: 0"}
+	operandDocuments = Operand{Name: "positions", Types: "i32", Dims: "n*batch", Optional: true, Doc: "position of each token in its document, from load_tokens; a document begins at 0, with nothing before it"}
+	operandTail      = Operand{Name: "tail", Types: "T", Dims: "width*batch,c", Optional: true, Doc: "the rows before the first, of which the first token's is never used; absent: 0"}
 )
 
 // Scores of experts, the values of an attribute of route.
@@ -1022,5 +1048,74 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{{"trans_b", KindBool, "b and db are stored transposed", ScopeFormula}, attrAccumulate,
 			{"accumulate_bias", KindBool, "add to dbias instead of overwriting it", ScopePlace}},
 		Rule: RuleGrouped, Work: WorkMatmul,
+	},
+	Scan: {
+		Name: "scan", Class: ClassKernel, Streams: onCompute,
+		Doc: "Linear attention: from token to token, the state of each head of v, a matrix S, becomes exp(decay) S + k e^T, where e is " +
+			"beta v or, with delta, beta (v - (exp(decay) S)^T k); o = S^T (scale q). Before the first token of a document, S is 0.",
+		Operands: []Operand{
+			{Name: "o", Dir: Write, Types: "T", Dims: "n*batch,heads*shared*value_dim"},
+			{Name: "next", Dir: Write, Types: "f32", Dims: "batch,heads*shared,key_dim,value_dim", Spare: true, Doc: "the state after the last token"},
+			{Name: "q", Types: "T", Dims: "n*batch,heads*key_dim"},
+			{Name: "k", Types: "T", Dims: "n*batch,heads*key_dim"},
+			{Name: "v", Types: "T", Dims: "n*batch,heads*shared*value_dim"},
+			operandDecay, operandBeta, operandState, operandDocuments,
+		},
+		Attrs: []AttrInfo{attrScanHeads, attrShared, attrKeyDim, attrValueDim, attrBatch, attrChannels, attrDelta, attrHeadNorm, attrQueryBy},
+		Rule:  RuleScan, Work: WorkScan,
+		Source: "Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks; by channel: Kimi Team 2025, Kimi Linear; without delta: Dao, Gu 2024, Mamba-2",
+	},
+	ScanGrad: {
+		Name: "scan_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Computes the gradients of scan. dq and dk are sums over the heads of v that share q and k.",
+		Operands: []Operand{
+			{Name: "dq", Dir: Write, Types: "T", Dims: "n*batch,heads*key_dim", Spare: true},
+			{Name: "dk", Dir: Write, Types: "T", Dims: "n*batch,heads*key_dim", Spare: true},
+			{Name: "dv", Dir: Write, Types: "T", Dims: "n*batch,heads*shared*value_dim", Spare: true},
+			{Name: "ddecay", Dir: Write, Types: "f32", Dims: "n*batch,heads*shared*channels", Spare: true},
+			{Name: "dbeta", Dir: Write, Types: "f32", Dims: "n*batch,heads*shared", Spare: true},
+			{Name: "dstate", Dir: Write, Types: "f32", Dims: "batch,heads*shared,key_dim,value_dim", Spare: true},
+			{Name: "do", Types: "T", Dims: "n*batch,heads*shared*value_dim"},
+			{Name: "dnext", Types: "f32", Dims: "batch,heads*shared,key_dim,value_dim", Optional: true, Doc: "absent: 0"},
+			{Name: "q", Types: "T", Dims: "n*batch,heads*key_dim"},
+			{Name: "k", Types: "T", Dims: "n*batch,heads*key_dim"},
+			{Name: "v", Types: "T", Dims: "n*batch,heads*shared*value_dim"},
+			operandDecay, operandBeta, operandState, operandDocuments,
+		},
+		Attrs: []AttrInfo{attrScanHeads, attrShared, attrKeyDim, attrValueDim, attrBatch, attrChannels, attrDelta, attrHeadNorm, attrQueryBy},
+		Rule:  RuleScan, Work: WorkScanGrad,
+	},
+	Conv: {
+		Name: "conv", Class: ClassKernel, Streams: onCompute,
+		Doc: "Convolves each column over the last tokens of the document: y = silu(bias + the sum over j < width of w[j] times the x of j tokens before), added in f32 in this order. " +
+			"next holds the last rows of tail and x, for the tokens that follow.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,c"},
+			{Name: "next", Dir: Write, Types: "T", Dims: "width*batch,c", Spare: true},
+			{Name: "x", Types: "T", Dims: "n*batch,c"},
+			{Name: "w", Types: "T", Dims: "c,width", Doc: "column width-1-j has w[j], as in PyTorch"},
+			{Name: "bias", Types: "T", Dims: "c", Optional: true},
+			operandTail, operandDocuments,
+		},
+		Attrs: []AttrInfo{attrWidth, attrBatch},
+		Work:  WorkMemory, Source: "Poli et al. 2023, Hyena; as in Mamba",
+	},
+	ConvGrad: {
+		Name: "conv_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Computes the gradients of conv. dnext is added to those of the last rows.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "n*batch,c", Spare: true},
+			{Name: "dw", Dir: WriteOrAdd, Types: "f32", Dims: "c,width", Optional: true},
+			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
+			{Name: "dtail", Dir: Write, Types: "f32", Dims: "width*batch,c", Spare: true},
+			{Name: "dy", Types: "T", Dims: "n*batch,c"},
+			{Name: "dnext", Types: "f32", Dims: "width*batch,c", Optional: true, Doc: "absent: 0"},
+			{Name: "x", Types: "T", Dims: "n*batch,c"},
+			{Name: "w", Types: "T", Dims: "c,width"},
+			{Name: "bias", Types: "T", Dims: "c", Optional: true},
+			operandTail, operandDocuments,
+		},
+		Attrs: []AttrInfo{attrWidth, attrBatch, attrAccumulate},
+		Work:  WorkMemory,
 	},
 }

@@ -24,6 +24,10 @@ func (in *Instr) Work() Work {
 		return attentionWork(in, 1, kind)
 	case WorkAttentionGrad:
 		return attentionWork(in, 2.5, kind)
+	case WorkScan:
+		return scanWork(in, 1, kind)
+	case WorkScanGrad: // computes the states anew, and has two products for each other one
+		return scanWork(in, 2.7, kind)
 	default:
 		return linkWork(in, kind)
 	}
@@ -48,6 +52,8 @@ func (in *Instr) CheckRule() error {
 		return checkRoute(in)
 	case RuleGrouped:
 		return checkGrouped(in)
+	case RuleScan:
+		return checkScan(in)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ var defining, uniformOf, gradientOf = func() (formula, job [NumOps][]int, of [Nu
 	return formula, job, of
 }()
 
-const maxArgs = 12
+const maxArgs = 15
 
 func (c *interpreted) compute(in *Instr) {
 	c.once(in)

@@ -96,7 +96,7 @@ func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
 // Spreads reports whether work can use several processors at once where ranks share processors.
 func Spreads(w ir.Work) bool {
 	switch w.Kind {
-	case ir.WorkMatmul, ir.WorkAttention, ir.WorkAttentionGrad, ir.WorkMemory:
+	case ir.WorkMatmul, ir.WorkAttention, ir.WorkAttentionGrad, ir.WorkScan, ir.WorkScanGrad, ir.WorkMemory:
 		return true
 	}
 	return false
@@ -118,6 +118,8 @@ func (c Model) apart(w ir.Work, l Link) ir.Seconds {
 		return c.kernel(w, c.attention(w, c.machine.AttentionEfficiency))
 	case ir.WorkAttentionGrad:
 		return c.kernel(w, c.attention(w, c.machine.AttentionGradEff))
+	case ir.WorkScan, ir.WorkScanGrad: // products of chunks
+		return c.kernel(w, c.Peak(w.DType)*scanShare*Efficiency(c.machine.MatmulEfficiency, w.Rows))
 	case ir.WorkMemory:
 		return c.kernel(w, c.Peak(w.DType))
 	case ir.WorkD2H:
@@ -143,6 +145,10 @@ func (c Model) Peak(d ir.DType) float64 {
 
 // scalarShare is an assumption: the share of the f32 peak that attention of bf16 heads reaches on GPUs without tensor cores.
 const scalarShare = 0.1
+
+// scanShare is an assumption: the rate of the products of a scan's chunks, relative to that of products with as many rows. The
+// chunks of a head follow each other.
+const scanShare = 0.5
 
 // attention returns the FLOP rate of attention. Efficiency holds for heads of 128; others are slower on GPUs.
 func (c Model) attention(w ir.Work, efficiency []ir.CurvePoint) float64 {

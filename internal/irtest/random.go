@@ -331,6 +331,11 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	if a.Name == "heads" {
 		v *= in.name("kv_heads")
 	}
+	if a.Name == "channels" && r.IntN(2) == 0 {
+		v = in.named["key_dim"]
+	} else if a.Name == "channels" {
+		v = 1
+	}
 	if known, ok := in.named[a.Name]; ok {
 		v = known
 	}

@@ -294,6 +294,7 @@ const (
 	SortMatmul Sort = iota
 	SortHead
 	SortAttention
+	SortScan
 	SortMemory
 	SortD2H
 	SortH2D
@@ -313,6 +314,7 @@ var sorts = [NumSorts]struct {
 	SortMatmul:      {"matmul", []ir.WorkKind{ir.WorkMatmul}, []string{"recompute", "align"}},
 	SortHead:        {"loss head", nil, []string{"loss_chunk", "sp"}},
 	SortAttention:   {"attention", []ir.WorkKind{ir.WorkAttention, ir.WorkAttentionGrad}, []string{"recompute"}},
+	SortScan:        {"scans", []ir.WorkKind{ir.WorkScan, ir.WorkScanGrad}, []string{"recompute"}},
 	SortMemory:      {"memory-bound kernels", []ir.WorkKind{ir.WorkMemory}, []string{"subsequences", "recompute"}},
 	SortD2H:         {"copies to the host", []ir.WorkKind{ir.WorkD2H}, []string{"offload", "recompute"}},
 	SortH2D:         {"copies to the device", []ir.WorkKind{ir.WorkH2D}, []string{"offload", "recompute"}},

@@ -5,6 +5,7 @@
 //	vmtest.go       puts one instruction into a program, runs it on a device and reads the result
 //	elementwise.go  the cases of elementwise opcodes, derived from the opcode table and their formulas
 //	cases.go        the cases of the other opcodes
+//	scan.go         the cases of scans and of the convolutions before them
 //	attention.go    the cases of attention, also over blocks of keys; ring.go has those over a ring of members
 //	conformance.go  the suite
 package vmtest

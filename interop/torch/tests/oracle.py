@@ -15,6 +15,8 @@ from sppo_torch.program import SIZES, Buffer, Code, Instr, Program, RankInfo, Se
 from sppo_torch.table import TABLE
 
 BYTES = 1 << 22
+# Attributes that are factors of dimensions.
+SIZED = "batch heads kv_heads head_dim top shared key_dim value_dim channels width".split()
 # Opcodes whose first operand may be the same view as another.
 IN_PLACE = "position_embed rope activation activation_grad glu glu_grad add cross_entropy_grad axpby normalize dropout".split()
 F32, BF16, I32 = 0, 1, 2
@@ -47,7 +49,7 @@ class Case:
     def size(self, text: str) -> int:
         product = 1
         for part in text.split("*"):
-            known = {**self.sizes, **{k: v for k, v in self.attributes.items() if k in ("batch", "heads", "kv_heads", "head_dim", "top")}}
+            known = {**self.sizes, **{k: v for k, v in self.attributes.items() if k in SIZED}}
             product *= int(part) if part.isdigit() else known[part]
         return product
 
@@ -381,6 +383,24 @@ def _(c):
     if c.op.name == "matmul_grouped" and c.attributes["trans_b"]:
         c.absent.add("bias")
         c.operand_types["c"] = c.types["T"]
+
+
+@rule("scan", "scan_grad")
+def _(c):
+    # A norm of one number is its sign, whose gradient is 0, and both machines would give their rounding errors.
+    pick(c, shared=[1, 2], key_dim=[2, 3, 8], value_dim=[2, 5], delta=[0, 1], norm=[1e-6, 0.5], scale=[0, 0.5])
+    pick(c, channels=[1, c.attributes["key_dim"]])
+    c.values["positions"] = visible_positions(c, c.sizes["n"])
+    strength = c.draw.choice([0.01, 1, 30])
+    shape = c.shape(next(o for o in c.op.operands if o.name == "decay"))
+    c.values["decay"] = lambda: -strength * torch.rand(shape)
+    c.values["beta"] = lambda: torch.rand(shape[0], c.attributes["heads"] * c.attributes["shared"])
+
+
+@rule("conv", "conv_grad")
+def _(c):
+    pick(c, width=[1, 3, 4])
+    c.values["positions"] = visible_positions(c, c.sizes["n"])
 
 
 def collective(c):

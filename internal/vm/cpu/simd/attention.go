@@ -1,9 +1,6 @@
 package simd
 
-import (
-	"math"
-	"unsafe"
-)
+import "math"
 
 // Attention is causal self-attention of Tokens query tokens over Keys key tokens. The keys are all tokens so
 // far or a block of them. The first key is Prefix tokens before the first query: query token t sees key tokens
@@ -170,24 +167,7 @@ func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.
 // product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b. Consecutive rows are bLd
 // elements apart in b and cLd in c.
 func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
-	f.multiply(1, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
-}
-
-// multiply is like product, but for any number of elements in a word. a and b have k words along the summed
-// dimension.
-func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
-	t := &f.s.tile
-	t.pairs = perWord - 1
-	t.a, t.aRow, t.aK = unsafe.Pointer(&a[0]), 4*aRow, 4*aK
-	t.bK, t.cRow, t.k, t.rows, t.bias, t.accumulate = 4*bLd, 4*cLd, k, rows, nil, 0
-	if accumulate {
-		t.accumulate = 1
-	}
-	for j := 0; j < cols; j += active.nr {
-		t.b, t.c, t.cols = unsafe.Pointer(&b[j]), unsafe.Pointer(&c[j]), min(active.nr, cols-j)
-		t.noAhead()
-		active.gemm(t)
-	}
+	f.s.multiply(1, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
 }
 
 // scores computes a tile of scores as a*bT: the first `rows` keys by the queries of the first `strips` strips.
@@ -195,7 +175,7 @@ func (f *attentionPart) multiply(perWord, rows, cols, k int, a []float32, aRow, 
 func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
 	d, nr := f.words(f.HeadDim), active.nr
 	for i := range strips {
-		f.multiply(f.perWord, rows, nr, d, a, f.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
+		f.s.multiply(f.perWord, rows, nr, d, a, f.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
 	}
 }
 

@@ -2,6 +2,7 @@ package simd
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -318,4 +319,26 @@ func BenchmarkAttention(b *testing.B) {
 			b.ReportMetric(10e-9*pairs*float64(b.N)/b.Elapsed().Seconds(), "gflops")
 		})
 	}
+}
+
+// BenchmarkScanVsTransformers compares the scan of a layer with two heads of v for each of q and k, at 8,192 tokens, with the path
+// that transformers takes on the CPU. The ratios must be at least 1.5.
+func BenchmarkScanVsTransformers(b *testing.B) {
+	const heads, shared, dim = 2, 2, 128
+	peer, p := startPeer(b, "2"), benchPool(b)
+	a := Scan{Tokens: 8192, Batch: 1, Heads: heads, Shared: shared, KeyDim: dim, ValueDim: dim, Channels: 1, Delta: true, Norm: 1e-6, Scale: 0.088}
+	x := drawScan(rand.New(rand.NewPCG(1, 2)), a, 0.5)
+	x.State = make([]float32, len(x.State))
+	out := a.both(p, x)
+	var forward, both, times []float64
+	for range b.N {
+		var theirs [2]float64
+		peer.ask(b, map[string]any{"time": []int{a.Tokens, heads, shared, dim}}, &theirs)
+		own := seconds(func() { a.Forward(p, F32(out["o"], heads*shared*dim), out["next"], x.ScanOperands) })
+		grads := seconds(func() { a.grads(p, x, out) })
+		forward, both, times = append(forward, theirs[0]/own), append(both, theirs[1]/(own+grads)), append(times, own+grads)
+	}
+	b.ReportMetric(median(forward), "forward-ratio")
+	b.ReportMetric(median(both), "ratio")
+	b.ReportMetric(median(times), "s/scan")
 }

@@ -16,6 +16,8 @@
 //	              causal attention with a prefix; holds tiles or a panel of the score matrix, never all of it
 //	attention_blocks.go
 //	              joins the results of attention over blocks of keys
+//	scan.go, scan_backward.go
+//	              linear attention, chunk by chunk; conv.go, the convolution before it
 //	rows.go       parallel operations on the rows of a matrix: norms, column sums, cross-entropy
 //	vector.go     the serial primitives over slices
 //	openblas.go   optional use of an installed OpenBLAS for plain products

@@ -210,3 +210,20 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 		g.c.at(i, j).store(c, n, m, n)
 	}
 }
+
+// multiply computes c = [c +] a*b with the micro-kernel, one strip of columns after another. Consecutive rows are bLd words apart
+// in b, with room for whole vectors, and cLd in c; a may have any strides. a and b have k words along the summed dimension.
+func (s *scratch) multiply(perWord, rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
+	t := &s.tile
+	t.pairs = perWord - 1
+	t.a, t.aRow, t.aK = unsafe.Pointer(&a[0]), 4*aRow, 4*aK
+	t.bK, t.cRow, t.k, t.rows, t.bias, t.accumulate = 4*bLd, 4*cLd, k, rows, nil, 0
+	if accumulate {
+		t.accumulate = 1
+	}
+	for j := 0; j < cols; j += active.nr {
+		t.b, t.c, t.cols = unsafe.Pointer(&b[j]), unsafe.Pointer(&c[j]), min(active.nr, cols-j)
+		t.noAhead()
+		active.gemm(t)
+	}
+}

@@ -12,6 +12,7 @@ a value is rounded where it is stored.
     loss.py         cross entropy, gradient norm
     optimizer.py    updates
     experts.py      routing
+    scan.py         linear attention and the convolution before it
     move.py         copies; collectives, as functions of what every member gives
 """
 
@@ -54,4 +55,4 @@ def zigzag_rows(n: int, chunks: int, member: int, device: torch.device) -> Tenso
     return torch.where(rows < size, member * size + rows, (chunks - 1 - member) * size + rows - size)
 
 
-from . import attention, elementwise, embed, experts, loss, matmul, move, norm, optimizer  # noqa: E402,F401
+from . import attention, elementwise, embed, experts, loss, matmul, move, norm, optimizer, scan  # noqa: E402,F401
