@@ -45,6 +45,12 @@ var Families = []Family{
 	{"hunyuan_v1_dense", "Hunyuan, dense", map[string]string{"qk_norm": "rotated", "head_dim": "128"}},
 	{"ernie4_5", "ERNIE 4.5, dense. Its rotated pairs are neighbours: their weights change places where folders are read and written", map[string]string{
 		"head_dim": "128", "rope_theta": "500000", "tied": "true"}},
+	{"qwen3_moe", "Qwen3 with experts", map[string]string{"qk_norm": "head", "head_dim": "128", "rope_theta": "1000000", "norm_eps": "1e-6"}},
+	{"mixtral", "Mixtral", map[string]string{"rope_theta": "1000000"}},
+	{"glm4_moe", "GLM-4.5 to GLM-4.7", map[string]string{"bias": "[qkv]", "head_dim": "128", "rope_theta": "1000000", "rope_partial": "0.5",
+		"scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
+	{"minimax_m2", "MiniMax-M2", map[string]string{"qk_norm": "all", "head_dim": "128", "rope_theta": "5000000", "rope_partial": "0.5", "norm_eps": "1e-6",
+		"scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
 	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{
 		"positions": "[rope, rope, rope, none]", "rope_theta": "5000000", "norm_eps": "1e-6", "tied": "true"}},
 	{"gemma2", "Gemma-2", map[string]string{

@@ -14,7 +14,11 @@ const modelSizes = " layers = 4 hidden = 64 heads = 4 vocab = 256 dtype = f32 "
 // give the same model.
 func TestFamiliesAreDefaults(t *testing.T) {
 	for _, f := range Families {
-		want, err := ParseModel("family = " + f.Name + modelSizes)
+		sizes := modelSizes
+		if f.Defaults["scoring_func"] != "" {
+			sizes += "num_experts = 4 num_experts_per_tok = 2 moe_intermediate_size = 8 "
+		}
+		want, err := ParseModel("family = " + f.Name + sizes)
 		if err != nil {
 			t.Errorf("%s: %v", f.Name, err)
 			continue
@@ -25,7 +29,7 @@ func TestFamiliesAreDefaults(t *testing.T) {
 				keys += k.Name + " = " + v + " "
 			}
 		}
-		got, err := ParseModel("family = llama " + modelSizes + keys)
+		got, err := ParseModel("family = llama " + sizes + keys)
 		if err != nil {
 			t.Errorf("%s: %v", f.Name, err)
 			continue

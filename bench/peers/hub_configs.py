@@ -35,6 +35,7 @@ CLASSES = {
     "olmo2": hub.Olmo2Config, "smollm3": hub.SmolLM3Config, "gemma2": hub.Gemma2Config, "gemma3_text": hub.Gemma3TextConfig,
     "olmo3": hub.Olmo3Config, "seed_oss": hub.SeedOssConfig, "granite": hub.GraniteConfig, "exaone4": hub.Exaone4Config,
     "ministral3": hub.Ministral3Config, "hunyuan_v1_dense": hub.HunYuanDenseV1Config, "ernie4_5": hub.Ernie4_5Config,
+    "qwen3_moe": hub.Qwen3MoeConfig, "mixtral": hub.MixtralConfig, "glm4_moe": hub.Glm4MoeConfig, "minimax_m2": hub.MiniMaxM2Config,
     "ministral": hub.MinistralConfig, "gpt2": hub.GPT2Config, "gemma3": hub.Gemma3Config, "mistral3": hub.Mistral3Config,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
@@ -68,14 +69,21 @@ VALUES = SIZES | dict(
     add_cross_attention=[True, False], summary_type=["cls_index"], summary_use_proj=[True, False], summary_activation=[None, "tanh"],
     summary_proj_to_labels=[True], summary_first_dropout=[0.1], chunk_size_feed_forward=[0, 2], is_encoder_decoder=[True, False],
     output_hidden_states=[True, False], output_attentions=[True, False], return_dict=[True], architectures=[["LlamaForCausalLM"]],
-    id2label=[{"0": "a"}], problem_type=["regression", None], num_local_experts=[8], sinks=[True], qk_norm=[True], rope_type=["yarn"],
+    id2label=[{"0": "a"}], problem_type=["regression", None], num_local_experts=[8, 4, 3], sinks=[True], qk_norm=[True], rope_type=["yarn"],
     attention_chunk_size=[4], per_layer_config=[{"0": {"sliding_window": 3}}, None], hidden_size_per_layer_input=[8], temperature=[0.5],
     _name_or_path=["x"], auto_map={}.values(), gradient_checkpointing=[False, True], cache_implementation=["hybrid"], transformers_version=["4.40.0"],
     logit_scale=[0.5], residual_multiplier=[2.0, 0.22, 1], embedding_multiplier=[3.0, 12],
-    attention_multiplier=[0.5, 0.125], logits_scaling=[8, 0.5, 1.3, 0], attention_out_bias=[True, False], use_bias=[True, False, None], eod_token_id=[None, 3], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
-    use_qk_norm=[True], mup_width_multiplier=[2.0], norm_type=["layernorm"], num_labels=[2], _num_labels=[1], tie_encoder_decoder=[True],
+    attention_multiplier=[0.5, 0.125], logits_scaling=[8, 0.5, 1.3, 0], attention_out_bias=[True, False], use_bias=[True, False, None], num_experts=[2, 4, 5, 8, 0], n_routed_experts=[4, 8, 6], num_experts_per_tok=[1, 2, 3, 2],
+    moe_intermediate_size=[5, 8], norm_topk_prob=[True, False], decoder_sparse_step=[1, 2, 3], mlp_only_layers=[None, [], [0], [1]], n_group=[1, 2, 4], topk_group=[1, 2],
+    routed_scaling_factor=[1.0, 2.5], first_k_dense_replace=[0, 1, 2], n_shared_experts=[1, 2], output_router_logits=[True, False], router_aux_loss_coef=[0.01],
+    router_jitter_noise=[0.0, 0.1], num_mtp_layers=[0, 1], rotary_dim=[2, 4], num_nextn_predict_layers=[0, 1], eod_token_id=[None, 3], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
+    use_qk_norm=[True, False], mup_width_multiplier=[2.0], norm_type=["layernorm"], num_labels=[2], _num_labels=[1], tie_encoder_decoder=[True],
     multimodal_projector_bias=[True], image_token_index=[3], vision_feature_layer=[-1], mm_tokens_per_image=[4], projector_hidden_act=["gelu"],
 )
+EXPERTS = {
+    "qwen3_moe": dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6), "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
+    "glm4_moe": dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, num_mtp_layers=0), "minimax_m2": dict(num_local_experts=4, num_experts_per_tok=2),
+}
 VALUES["hidden_activation"] = VALUES["activation_function"] = VALUES["hidden_act"]
 VALUES["auto_map"] = [{"AutoConfig": "x.Y"}]
 WRONG = [None, "8", 1.0, True, 0, [], {}]  # of any key except these, which only name or list something
@@ -173,6 +181,7 @@ def config(r):
         heads = r.choice([1, 2, 2, 4])
         c |= dict(hidden_size=4 * heads * r.choice([1, 2]), intermediate_size=12, num_hidden_layers=r.choice([1, 2, 3, 4]), num_attention_heads=heads,
                   num_key_value_heads=r.choice([1, heads]), max_position_embeddings=r.choice([24, 64]))
+        c |= EXPERTS.get(inner, {})
         if "head_dim" in declared and r.random() < (0.95 if inner in ("hunyuan_v1_dense", "ministral") else 0.8):
             c["head_dim"] = r.choice([4, 6, 8])
     for key in sorted(declared):
@@ -240,6 +249,13 @@ CASES = [
     ("ministral3", dict(rope_parameters=dict(rope_type="default", llama_4_scaling_beta=0.5, original_max_position_embeddings=4))),
     ("ministral3", dict(rope_parameters=dict(rope_type="default", llama_4_scaling_beta=0.0, original_max_position_embeddings=4))),
     ("ministral3", dict(rope_scaling=dict(YARN, llama_4_scaling_beta=0.2, mscale=1.0, mscale_all_dim=1.0), max_position_embeddings=16)),
+    ("qwen3_moe", dict()), ("qwen3_moe", dict(norm_topk_prob=True, decoder_sparse_step=2)), ("qwen3_moe", dict(mlp_only_layers=[0], use_sliding_window=True, sliding_window=3)),
+    ("qwen3_moe", dict(num_experts_per_tok=1, head_dim=6)), ("qwen3_moe", dict(sliding_window=3)),
+    ("mixtral", dict()), ("mixtral", dict(sliding_window=3, router_jitter_noise=0.1)), ("mixtral", dict(num_local_experts=3, num_experts_per_tok=1)),
+    ("glm4_moe", dict()), ("glm4_moe", dict(first_k_dense_replace=0, n_routed_experts=8, n_group=4, topk_group=2)), ("glm4_moe", dict(use_qk_norm=True, attention_bias=True)),
+    ("glm4_moe", dict(routed_scaling_factor=2.5, norm_topk_prob=False, n_shared_experts=2, first_k_dense_replace=0)), ("glm4_moe", dict(partial_rotary_factor=1.0)),
+    ("minimax_m2", dict(rotary_dim=4, num_key_value_heads=2)), ("minimax_m2", dict(rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5), num_key_value_heads=2)),
+    ("minimax_m2", dict(num_key_value_heads=2)),
     ("ernie4_5", dict()), ("ernie4_5", dict(use_bias=True, tie_word_embeddings=False)), ("ernie4_5", dict(head_dim=None, rope_theta=100.0)),
     ("mistral3", dict(model_type="ministral3", rope_parameters=dict(YARN, llama_4_scaling_beta=0.5))),
     ("gemma3_text", dict(layer_types=[FULL, FULL], rope_scaling={k: v for k, v in YARN.items() if k != "rope_type"} | dict(type="yarn"))),
@@ -252,7 +268,8 @@ def case(name, keys):
     """Returns a small config with some keys."""
     if name == "gpt2":
         return dict(model_type=name, vocab_size=37, n_embd=8, n_layer=2, n_head=2, n_positions=32) | keys
-    head = {"head_dim": 6} if name in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gemma3", "mistral3", "hunyuan_v1_dense", "ministral3", "ernie4_5") else {}
+    head = {"head_dim": 6} if name in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gemma3", "mistral3", "hunyuan_v1_dense", "ministral3", "ernie4_5", "minimax_m2") else {}
+    head |= EXPERTS.get(name, {})
     inner = dict(SMALL, model_type={"gemma3": "gemma3_text", "mistral3": "mistral"}.get(name, name)) | head | keys
     return dict(OUTER[name], model_type=name, text_config=inner) if name in OUTER else inner
 
@@ -279,8 +296,8 @@ def load(source, config_only):
     c = hub.AutoConfig.from_pretrained(source)
     kind = hub.AutoModelForImageTextToText if hasattr(c, "vision_config") else hub.AutoModelForCausalLM
     if config_only:
-        return kind.from_config(c, attn_implementation="eager", dtype=torch.float32)
-    return kind.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+        return kind.from_config(c, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
+    return kind.from_pretrained(source, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
 
 
 def values(name, shape):

@@ -2,7 +2,7 @@
 """Saves tiny random models with transformers, together with its results for them: the fixtures of package hf.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
-    venv/bin/python bench/peers/hub_models.py internal/hf/testdata/models
+    venv/bin/python bench/peers/hub_models.py internal/hf/testdata/models [NAME...]
     venv/bin/python bench/peers/hub_models.py --measure FOLDER...    # print expected.json of each
     venv/bin/python bench/peers/hub_models.py --tokens 96 --measure FOLDER...    # the same for sequences of this length
     venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each generates after the first of expected.json
@@ -116,6 +116,28 @@ MODELS = [
     ("ernie-4.5-bias", hub.Ernie4_5Config, dict(ODD, head_dim=8, use_bias=True, tie_word_embeddings=False), "float32", None),
     ("ernie-4.5-odd", hub.Ernie4_5Config, dict(ODD, head_dim=10, num_key_value_heads=2, hidden_act="gelu"), "bfloat16", "3KB"),
     ("ernie-4.5-linear", hub.Ernie4_5Config, dict(SMALL, head_dim=None, rope_parameters=LINEAR), "float16", None),
+    ("qwen3-moe", hub.Qwen3MoeConfig, dict(SMALL, head_dim=6, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, norm_topk_prob=True), "bfloat16", None),
+    ("qwen3-moe-steps", hub.Qwen3MoeConfig, dict(ODD, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, decoder_sparse_step=2,
+                                                tie_word_embeddings=True), "float32", None),
+    ("qwen3-moe-only", hub.Qwen3MoeConfig, dict(ODD, head_dim=4, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=5, mlp_only_layers=[0],
+                                               norm_topk_prob=True, attention_bias=True), "bfloat16", "3KB"),
+    ("qwen3-moe-fused", hub.Qwen3MoeConfig, dict(SMALL, head_dim=6, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, norm_topk_prob=True), "bfloat16", None),
+    ("mixtral", hub.MixtralConfig, dict(SMALL, num_local_experts=4, num_experts_per_tok=2), "bfloat16", None),
+    ("mixtral-window", hub.MixtralConfig, dict(ODD, head_dim=8, sliding_window=5, num_local_experts=5, num_experts_per_tok=3), "float32", None),
+    ("mixtral-tied", hub.MixtralConfig, dict(ODD, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2, tie_word_embeddings=True), "bfloat16", "3KB"),
+    ("mixtral-fused", hub.MixtralConfig, dict(SMALL, num_local_experts=4, num_experts_per_tok=2), "float32", None),
+    ("glm4-moe", hub.Glm4MoeConfig, dict(SMALL, head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, attention_bias=True, num_mtp_layers=0),
+     "float32", None),
+    ("glm4-moe-groups", hub.Glm4MoeConfig, dict(ODD, head_dim=4, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=5, n_group=4, topk_group=2, n_shared_experts=2,
+                                               use_qk_norm=True, routed_scaling_factor=2.5, first_k_dense_replace=2, num_mtp_layers=0), "bfloat16", None),
+    ("glm4-moe-plain", hub.Glm4MoeConfig, dict(ODD, head_dim=8, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, norm_topk_prob=False,
+                                              first_k_dense_replace=0, partial_rotary_factor=1.0, num_mtp_layers=0), "bfloat16", "3KB"),
+    ("glm4-moe-mtp", hub.Glm4MoeConfig, dict(SMALL, head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, num_mtp_layers=1), "bfloat16", None),
+    ("minimax-m2", hub.MiniMaxM2Config, dict(SMALL, num_key_value_heads=2, head_dim=8, rotary_dim=4, num_local_experts=4, num_experts_per_tok=2), "bfloat16", None),
+    ("minimax-m2-whole", hub.MiniMaxM2Config, dict(ODD, num_key_value_heads=2, head_dim=6, num_local_experts=5, num_experts_per_tok=3), "float32", None),
+    ("minimax-m2-tied", hub.MiniMaxM2Config, dict(ODD, num_key_value_heads=2, head_dim=8, partial_rotary_factor=0.5, num_local_experts=3, num_experts_per_tok=2,
+                                                 tie_word_embeddings=True), "bfloat16", "3KB"),
+    ("minimax-m2-fused", hub.MiniMaxM2Config, dict(SMALL, num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2), "bfloat16", None),
 ]
 
 
@@ -127,6 +149,9 @@ def kind(config):
 def randomise(model):
     """Gives norms and biases different values, so that a swapped pair is detected."""
     with torch.no_grad():
+        for name, b in model.named_buffers():
+            if name.endswith("correction_bias"):
+                b.add_(torch.randn_like(b) * 0.2)
         for name, p in model.named_parameters():
             if p.dim() == 1:
                 p.add_(torch.randn_like(p) * 0.2)
@@ -135,7 +160,7 @@ def randomise(model):
 def expected(folder):
     """Returns the losses and the gradient norm of the saved model, in f32."""
     config = hub.AutoConfig.from_pretrained(folder)
-    model = kind(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = kind(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
     tokens = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
     optimizer, steps = torch.optim.AdamW(model.parameters(), **ADAMW), []
     for step in range(STEPS):
@@ -154,7 +179,7 @@ def expected(folder):
 def generated(folder):
     """Returns the greedy continuation of PROMPT tokens, up to the number of tokens in expected.json, in f32, with the margin of each
     choice: the largest logit minus the second largest."""
-    model = kind(hub.AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = kind(hub.AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
     tokens = json.loads((pathlib.Path(folder) / "expected.json").read_text())["tokens"][:PROMPT]
     out = model.generate(torch.tensor([tokens]), do_sample=False, max_length=TOKENS + 1, eos_token_id=None, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True)
@@ -162,13 +187,15 @@ def generated(folder):
     return dict(tokens=out.sequences[0].tolist(), margins=[(b[0] - b[1]).item() for b in best])
 
 
-def main(out):
+def main(out, *names):
     for seed, (name, config, arguments, dtype, shard) in enumerate(MODELS):
+        if names and name not in names:
+            continue
         folder = pathlib.Path(out) / name
         torch.manual_seed(seed)
         model = kind(config(**arguments)).from_config(config(**arguments))
         randomise(model)
-        model.to(getattr(torch, dtype)).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+        model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=not name.endswith("fused"), **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)
         (folder / "expected.json").write_text(json.dumps(expected(folder)) + "\n")
         print(name)
@@ -185,4 +212,4 @@ if __name__ == "__main__":
         for folder in sys.argv[2:]:
             print(json.dumps(generated(folder)))
     else:
-        main(sys.argv[1])
+        main(*sys.argv[1:])

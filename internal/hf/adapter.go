@@ -215,7 +215,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 			folder.Close()
 		}
 	}()
-	w := &Weights{folder: folder, places: map[string]location{}, order: m.pairing(false)}
+	w := &Weights{folder: folder, places: map[string][]location{}, order: m.pairing(false)}
 	if w.stored, err = names.layout(OfAdapter(tensors, true)); err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 			return nil, fmt.Errorf("%w: it is an adapter of another model", err)
 		}
 		for i := range s.parts {
-			w.places[s.parts[i].Name] = location{&s.parts[i], t}
+			w.places[s.parts[i].Name] = []location{{&s.parts[i], t}}
 		}
 	}
 	for _, t := range folder.Tensors() {

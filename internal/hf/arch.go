@@ -2,6 +2,7 @@ package hf
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -23,6 +24,7 @@ type architecture struct {
 	// The class requires hidden_size to be a multiple of num_attention_heads, even if there is a head_dim.
 	divides bool
 	theta   float64 // default of rope_theta
+	partial bool    // it rotates a part of a head if partial_rotary_factor says so
 	local   float64 // default of the rotary base in layers with a window; 0: the same base
 	read    func(m *Model, c *config)
 	names   naming
@@ -37,6 +39,7 @@ const (
 	exaone4    = "exaone4"
 	ministral3 = "ministral3"
 	hunyuan    = "hunyuan_v1_dense"
+	glmMoE     = "glm4_moe"
 )
 
 var architectures = []architecture{
@@ -48,7 +51,7 @@ var architectures = []architecture{
 		outer: "mistral3", outerKeys: mistral3Keys},
 	{modelType: "qwen2", class: "Qwen2ForCausalLM", family: "qwen2", keys: qwen2Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
 	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", keys: qwen3Keys, theta: usualTheta, read: (*Model).qwen, names: llamaNames},
-	{modelType: phi3, class: "Phi3ForCausalLM", family: "phi3", keys: phi3Keys, theta: usualTheta, read: (*Model).phi, names: phiNames},
+	{modelType: phi3, class: "Phi3ForCausalLM", family: "phi3", keys: phi3Keys, theta: usualTheta, partial: true, read: (*Model).phi, names: phiNames},
 	{modelType: "olmo2", class: "Olmo2ForCausalLM", family: "olmo2", keys: olmo2Keys, theta: usualTheta, read: (*Model).llama, names: olmoNames},
 	{modelType: "olmo3", class: "Olmo3ForCausalLM", family: "olmo3", keys: olmo3Keys, theta: 500000, local: 500000, read: (*Model).olmo3, names: olmoNames},
 	{modelType: "seed_oss", class: "SeedOssForCausalLM", family: "seed_oss", keys: seedKeys, theta: usualTheta, read: (*Model).llama, names: llamaNames},
@@ -56,6 +59,10 @@ var architectures = []architecture{
 	{modelType: exaone4, class: "Exaone4ForCausalLM", family: exaone4, keys: exaone4Keys, theta: usualTheta, read: (*Model).exaone, names: olmoNames},
 	{modelType: hunyuan, class: "HunYuanDenseV1ForCausalLM", family: hunyuan, keys: hunyuanKeys, theta: usualTheta, read: (*Model).hunyuan, names: hunyuanNames},
 	{modelType: "ernie4_5", class: "Ernie4_5ForCausalLM", family: "ernie4_5", keys: ernieKeys, theta: 500000, read: (*Model).llama, names: ernieNames},
+	{modelType: "qwen3_moe", class: "Qwen3MoeForCausalLM", family: "qwen3_moe", keys: qwenMoEKeys, theta: usualTheta, read: (*Model).qwenMoE, names: qwenMoENames},
+	{modelType: "mixtral", class: "MixtralForCausalLM", family: "mixtral", keys: mixtralKeys, theta: 1e6, read: (*Model).mixtral, names: mixtralNames},
+	{modelType: glmMoE, class: "Glm4MoeForCausalLM", family: glmMoE, keys: glmMoEKeys, theta: usualTheta, partial: true, read: (*Model).glmMoE, names: glmMoENames},
+	{modelType: "minimax_m2", class: "MiniMaxM2ForCausalLM", family: "minimax_m2", keys: minimaxKeys, theta: 5e6, partial: true, read: (*Model).minimax, names: mixtralNames},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
 	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", keys: gemma2Keys, divides: true, theta: usualTheta, read: (*Model).gemma2, names: gemmaNames},
 	{modelType: "gemma3_text", class: "Gemma3ForCausalLM", family: "gemma3", keys: gemma3Keys, divides: true, theta: 1e6, local: 1e4, read: (*Model).gemma3, names: gemmaNames,
@@ -375,6 +382,100 @@ func (m *Model) sliding(c *config, usual func(layer int64) bool) {
 		m.layerTypes(c, types, c.count("sliding_window"), from)
 	case slices.Contains(types, slidingAttention):
 		c.failf("layer_types", "has %s, which needs use_sliding_window = true and sliding_window", slidingAttention)
+	}
+}
+
+// expertAliases lists names under which transformers also accepts a key of experts.
+var expertAliases = []struct{ other, name string }{
+	{"num_local_experts", "num_experts"}, {"num_experts", "num_local_experts"}, {"num_local_experts", "n_routed_experts"}, {"num_nextn_predict_layers", "num_mtp_layers"},
+}
+
+// sparse reads the number and the width of experts, under the given names.
+func (m *Model) sparse(c *config, number, width string) {
+	for _, a := range expertAliases {
+		if v, there := c.members[a.other]; there && c.row(a.other) == nil && c.row(a.name) != nil {
+			c.members[a.name] = v
+			c.skip(a.other)
+		}
+	}
+	m.setCount("num_experts", c.count(number), number)
+	m.setCount("num_experts_per_tok", c.count("num_experts_per_tok"), "num_experts_per_tok")
+	m.setCount("moe_intermediate_size", c.count(width), width)
+}
+
+// qwenMoE reads the config of Qwen3 with experts, in which every layer has the window if there is one.
+func (m *Model) qwenMoE(c *config) {
+	m.llama(c)
+	if c.truth("use_sliding_window") && c.has("sliding_window") {
+		m.setCount("window", c.count("sliding_window"), "sliding_window")
+	}
+	c.skip("sliding_window")
+	m.sparse(c, "num_experts", "moe_intermediate_size")
+	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
+	if step := c.count("decoder_sparse_step"); step != 1 {
+		m.setCount("decoder_sparse_step", step, "decoder_sparse_step")
+	}
+	if !c.has("mlp_only_layers") {
+		return
+	}
+	var layers []string
+	for _, layer := range get[[]int64](c, "mlp_only_layers", "a list of whole numbers") {
+		layers = append(layers, strconv.FormatInt(layer, 10))
+	}
+	m.setList("mlp_only_layers", layers, "mlp_only_layers")
+}
+
+// mixtral reads the config of Mixtral, in which every layer has experts.
+func (m *Model) mixtral(c *config) {
+	m.mistral(c)
+	m.sparse(c, "num_local_experts", "intermediate_size")
+}
+
+// minimax reads the config of MiniMax-M2. Published configs state the rotated part of a head by its width.
+func (m *Model) minimax(c *config) {
+	if name := "rotary_dim"; c.has(name) && !c.present("partial_rotary_factor") {
+		text, _ := json.Marshal(c.number(name) / max(1, c.number("head_dim")))
+		c.members["partial_rotary_factor"] = text
+	}
+	m.llama(c)
+	m.wholeHeads()
+	m.sparse(c, "num_local_experts", "intermediate_size")
+}
+
+// wholeHeads sets that heads are rotated entirely if they are, for families that have another default.
+func (m *Model) wholeHeads() {
+	if m.value("rope_partial") == "" {
+		m.set("rope_partial", "1", "partial_rotary_factor")
+	}
+}
+
+// glmMoE reads the config of GLM-4.5.
+func (m *Model) glmMoE(c *config) {
+	if name := "partial_rotary_factor"; !c.present(name) {
+		c.members[name] = json.RawMessage("0.5")
+	}
+	m.llama(c)
+	m.wholeHeads()
+	m.drop("bias")
+	if c.truth("attention_bias") {
+		m.setList("bias", []string{lang.BiasQKV}, "attention_bias")
+	} else {
+		m.setList("bias", nil, "attention_bias")
+	}
+	m.sparse(c, "n_routed_experts", "moe_intermediate_size")
+	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
+	m.setNumber("routed_scaling_factor", c.positive("routed_scaling_factor"), "routed_scaling_factor")
+	m.setCount("n_group", c.count("n_group"), "n_group")
+	m.setCount("topk_group", c.count("topk_group"), "topk_group")
+	dense := get[int64](c, "first_k_dense_replace", "a whole number")
+	if layers := layersOf(c); dense >= layers {
+		c.failf("num_hidden_layers", "= %d is not supported with first_k_dense_replace = %d: no layer has experts", layers, dense)
+	}
+	m.setCount("first_k_dense_replace", dense, "first_k_dense_replace")
+	m.setCount("shared_expert_intermediate_size", c.count("n_shared_experts")*c.count("moe_intermediate_size"), "n_shared_experts * moe_intermediate_size")
+	m.set("qk_norm", map[bool]string{true: lang.QKNormHead, false: lang.QKNormNone}[c.truth("use_qk_norm")], "use_qk_norm")
+	if n := get[int64](c, "num_mtp_layers", "a whole number"); n > 0 {
+		m.notice("num_nextn_predict_layers = %d: the layers for multi-token prediction are not trained", n)
 	}
 }
 

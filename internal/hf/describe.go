@@ -96,11 +96,19 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	} {
 		c[key] = v
 	}
+	if a.names.fused != nil && rowOf(a.keys, "moe_intermediate_size") == nil {
+		c["intermediate_size"] = m.ExpertFFN
+	}
+	dense := denseLayers(&l)
 	for key, v := range map[string]any{
 		"hidden_act": theirs[m.Activation], "hidden_activation": theirs[m.Activation],
 		"attention_bias": l.HasBias(lang.BiasQKV), "attention_out_bias": l.HasBias(lang.BiasAttnOut), "mlp_bias": l.HasBias(lang.BiasMLP),
 		"embedding_multiplier": m.EmbedScale, "residual_multiplier": 1.0, "attention_multiplier": m.AttnScale, "logits_scaling": 1 / m.LogitScale,
-		"use_bias":               len(m.Bias) > 0,
+		"use_bias":    len(m.Bias) > 0,
+		"num_experts": m.Experts, "num_local_experts": m.Experts, "n_routed_experts": m.Experts, "num_experts_per_tok": m.TopExperts,
+		"moe_intermediate_size": m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
+		"n_group": max(1, m.ExpertGroups), "topk_group": max(1, m.TopGroups), "use_qk_norm": m.QKNorm == lang.QKNormHead, "num_mtp_layers": 0,
+		"n_shared_experts": m.SharedFFN / max(1, m.ExpertFFN), "first_k_dense_replace": len(dense), "mlp_only_layers": dense,
 		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
 		"attn_logit_softcapping": orNull(m.AttnSoftcap), "final_logit_softcapping": orNull(m.LogitSoftcap),
 	} {
@@ -111,6 +119,17 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	a.describeWindows(c, &l)
 	a.describeRotary(c, &l)
 	return c
+}
+
+// denseLayers lists the layers whose MLPs have no experts.
+func denseLayers(m *lang.Model) []int {
+	list := []int{}
+	for layer := range m.Layers {
+		if m.FormOf(layer).Experts == 0 {
+			list = append(list, layer)
+		}
+	}
+	return list
 }
 
 // describeGPT writes the members that have names of their own in GPT-2's config.
@@ -204,7 +223,7 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		c["no_rope_layers"] = rotated
 	}
 	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
-	if m.RopePartial != 1 && a.modelType == phi3 { // other classes ignore it
+	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE { // other classes ignore it
 		p["partial_rotary_factor"] = m.RopePartial
 	}
 	if slices.Contains(a.scalings(), m.RopeScaling) {

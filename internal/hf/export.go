@@ -114,7 +114,7 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 		t := &w.folder.Tensors()[i]
 		source := safetensors.Source{Info: t.Info}
 		s := index[t.Name]
-		if s == nil {
+		if s == nil || s.constant() && e.DType == "" {
 			source.Write = func(to io.Writer) error { return copyValues(ctx, to, t, 0) }
 			list = append(list, source)
 			continue
@@ -174,7 +174,7 @@ func (e *Export) write(ctx context.Context, to io.Writer, s *stored, dtype strin
 // read reads the part's values in rows first .. first+n-1 of the stored tensor, and puts them in their places in
 // out.
 func (p *part) read(from Values, first, n, width int64, out []float32) error {
-	rows, cols := p.Shape[0], p.Shape[1] // the part's shape in the stored tensor
+	rows, cols := p.shape[0], p.shape[1] // the part's shape in the stored tensor
 	if p.transposed {
 		rows, cols = cols, rows
 	}
@@ -186,9 +186,9 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	values := make([]float32, count*cols)
 	var err error
 	if p.transposed {
-		err = from.Read(p.Name, 0, low-p.row, cols, count, values)
+		err = from.Read(p.Name, p.first, low-p.row, cols, count, values)
 	} else {
-		err = from.Read(p.Name, low-p.row, 0, count, cols, values)
+		err = from.Read(p.Name, p.first+low-p.row, 0, count, cols, values)
 	}
 	if err != nil {
 		return err

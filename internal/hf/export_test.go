@@ -9,7 +9,9 @@ import (
 
 // Stored lists the tensors in which transformers stores ours.
 func (m *Model) Stored(tensors []ir.Tensor) (list []safetensors.Info, err error) {
-	all, err := m.arch.names.layout(tensors)
+	names := m.arch.names
+	names.tensors = merged(names.tensors, names.fused) // as in the memory of transformers
+	all, err := names.layout(tensors)
 	for _, s := range all {
 		if rest, ok := strings.CutPrefix(s.name, m.arch.names.prefix); ok && m.outer {
 			s.name = m.arch.names.prefix + inWhole + rest

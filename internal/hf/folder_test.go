@@ -439,6 +439,32 @@ func TestVisionParts(t *testing.T) {
 	}
 }
 
+// Layers after the last, for multi-token prediction, are listed, kept and exported unchanged, with a notice.
+func TestFurtherLayers(t *testing.T) {
+	further := source(safetensors.Info{Name: "model.layers.2.eh_proj.weight", DType: safetensors.BF16, Shape: []int64{2, 3}}, []byte("further data"))
+	dir, list := folder(t, "glm4-moe-mtp", func(l sources) sources { return append(l, further) })
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(model.Notices, func(s string) bool { return strings.Contains(s, "multi-token prediction are not trained") }) {
+		t.Errorf("notices %q", model.Notices)
+	}
+	w, err := model.OpenWeights(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if !slices.Equal(w.Ignored, []string{further.Name}) {
+		t.Errorf("ignored are %q", w.Ignored)
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	if err := (&hf.Export{Values: w, Tensors: list, From: model}).Write(t.Context(), out); err != nil {
+		t.Fatal(err)
+	}
+	sameFiles(t, dir, out)
+}
+
 // The windows in a config replace the default windows of a family.
 func TestWindowsOfGemma(t *testing.T) {
 	const full, sliding = "full_attention", "sliding_attention"

@@ -183,7 +183,7 @@ func (m *Model) truncated(p *config) {
 	}
 }
 
-// partial sets the rotated part of a head. Only Phi-3 rotates a part. The other classes ignore the member with the
+// partial sets the rotated part of a head. Only some classes rotate a part. The others ignore the member with the
 // default frequencies and, with others, fail.
 func (m *Model) partial(kind string, p, c *config) {
 	const name = "partial_rotary_factor"
@@ -191,12 +191,12 @@ func (m *Model) partial(kind string, p, c *config) {
 	if !p.present(name) {
 		from = c
 	}
-	if !from.present(name) || from == c && !c.has(name) && m.arch.modelType != phi3 {
+	if !from.present(name) || from == c && !c.has(name) && !m.arch.partial {
 		return
 	}
 	width, _ := strconv.ParseFloat(m.value("head_dim"), 64)
 	switch {
-	case m.arch.modelType == phi3:
+	case m.arch.partial:
 		// transformers rounds the number of rotated elements towards 0.
 		if rotated := math.Trunc(from.positive(name) * width); rotated != width && *c.err == nil {
 			m.setNumber("rope_partial", rotated/width, from.prefix+name)

@@ -16,7 +16,9 @@ type naming struct {
 	prefix  string   // prefix of all names except the head's; some folders omit it
 	ignored []string // suffixes of buffers in older files, which are not needed
 
-	neighbours bool // rotated pairs are neighbours: see pairing
+	neighbours bool             // rotated pairs are neighbours: see pairing
+	further    bool             // folders may have further layers, for multi-token prediction
+	fused      map[string]place // instead, where all matrices of a layer's experts are one tensor
 }
 
 // how is the way in which a tensor is stored.
@@ -28,14 +30,15 @@ const (
 )
 
 // place is where one of our tensors is stored. In a fused tensor, it follows the tensors
-// that the field `after` lists.
+// that the field `after` lists. The matrices of experts, which are one tensor of ours, are stored apart, or in a tensor
+// of three dimensions with the number of the expert as the first.
 type place struct {
-	name  string // * stands for the number of a layer
+	name  string // * stands for the number of a layer, # for the number of an expert
 	how   how
 	after []string // our tensors that precede it, in the same layer
 }
 
-const layerMark = "*"
+const layerMark, expertMark = "*", "#"
 
 func linear(name string, after ...string) place { return place{name, transposed, after} }
 func plain(name string, after ...string) place  { return place{name, same, after} }
@@ -95,6 +98,45 @@ var (
 	}
 )
 
+// Names of our tensors of experts.
+const (
+	expertPrefix   = "layer.experts."
+	routerName     = "layer.router.w"
+	correctionName = "layer.router.correction"
+)
+
+// expertPlaces returns the places of experts: of their matrices, whose names in transformers and in older files differ, each in a tensor
+// of its own.
+func expertPlaces(block, gate, up, down string) map[string]place {
+	expert := "model.layers.*." + block + ".experts.#."
+	return map[string]place{
+		routerName:             linear("model.layers.*." + block + ".gate.weight"),
+		"layer.experts.w_gate": linear(expert + gate + ".weight"), "layer.experts.w_up": linear(expert + up + ".weight"),
+		"layer.experts.w_down": plain(expert + down + ".weight"),
+	}
+}
+
+// fusedExperts are the places of matrices of experts where all of a layer are one tensor.
+var fusedExperts = map[string]place{
+	"layer.experts.w_gate": linear("model.layers.*.mlp.experts.gate_up_proj"),
+	"layer.experts.w_up":   linear("model.layers.*.mlp.experts.gate_up_proj", "layer.experts.w_gate"),
+	"layer.experts.w_down": plain("model.layers.*.mlp.experts.down_proj"),
+	routerName:             linear("model.layers.*.mlp.gate.weight"),
+}
+
+var (
+	qwenExperts    = expertPlaces("mlp", "gate_proj", "up_proj", "down_proj")
+	mixtralExperts = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
+		correctionName: plain("model.layers.*.block_sparse_moe.e_score_correction_bias"),
+	})
+	glmExperts = merged(qwenExperts, map[string]place{
+		correctionName:        plain("model.layers.*.mlp.gate.e_score_correction_bias"),
+		"layer.shared.w_gate": linear("model.layers.*.mlp.shared_experts.gate_proj.weight"),
+		"layer.shared.w_up":   linear("model.layers.*.mlp.shared_experts.up_proj.weight"),
+		"layer.shared.w_down": linear("model.layers.*.mlp.shared_experts.down_proj.weight"),
+	})
+)
+
 // rotaryBuffers are the name suffixes of tables in files that transformers wrote before version 4.32. These
 // tables can be computed from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
@@ -106,6 +148,12 @@ var (
 	hunyuanNames = naming{tensors: merged(llamaPlaces, hunyuanPlaces), prefix: "model.", ignored: rotaryBuffers}
 	ernieNames   = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers, neighbours: true}
 	phiNames     = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
+
+	qwenMoENames = naming{tensors: merged(llamaPlaces, qwenExperts), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts}
+	mixtralNames = naming{tensors: merged(llamaPlaces, mixtralExperts), prefix: "model.", ignored: rotaryBuffers, fused: merged(fusedExperts, map[string]place{
+		correctionName: plain("model.layers.*.mlp.e_score_correction_bias"),
+	})}
+	glmMoENames = naming{tensors: merged(llamaPlaces, glmExperts), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts}
 
 	// GPT-2's Conv1D is [in, out], like our matrices; c_attn holds q, k and v side by side.
 	gpt2Names = naming{prefix: "transformer.", ignored: []string{".attn.bias", ".attn.masked_bias"}, tensors: map[string]place{
@@ -128,15 +176,18 @@ var (
 // isVector reports whether one of our tensors is a vector, that is, has one column.
 func isVector(t *ir.Tensor) bool { return t.Shape[1] == 1 }
 
-// part is one of our tensors within one of the architecture's: element (r, c) of ours is element (row+r, col+c)
-// of the other or, if transposed, (row+c, col+r).
+// part is one of our tensors, or the rows of one from `first` on, within one of the architecture's: element (first+r, c) of ours
+// is element (row+r, col+c) of the other or, if transposed, (row+c, col+r).
 type part struct {
 	ir.Tensor
+	first      int64
+	shape      [2]int64 // of ours
 	transposed bool
 	row, col   int64
 }
 
-// stored is one of the architecture's tensors with the parts that make it up, in order.
+// stored is one of the architecture's tensors with the parts that make it up, in order. Rows are those of all its matrices
+// if it has three dimensions.
 type stored struct {
 	name  string
 	shape []int64
@@ -144,13 +195,29 @@ type stored struct {
 }
 
 // rows and cols return the shape of a stored tensor; a vector has one column.
-func (s *stored) rows() int64 { return s.shape[0] }
+func (s *stored) rows() int64 { return product(s.shape) / s.cols() }
+func (s *stored) cols() int64 { return lastOf(s.shape) }
 
-func (s *stored) cols() int64 {
-	if len(s.shape) == 1 {
+// constant reports whether no run changes the tensor.
+func (s *stored) constant() bool {
+	key, _ := splitName(s.parts[0].Name)
+	return key == correctionName
+}
+
+// lastOf returns the number of columns of a shape, and product its number of elements.
+func lastOf(shape []int64) int64 {
+	if len(shape) < 2 {
 		return 1
 	}
-	return s.shape[1]
+	return shape[len(shape)-1]
+}
+
+func product(shape []int64) int64 {
+	n := int64(1)
+	for _, size := range shape {
+		n *= size
+	}
+	return n
 }
 
 // layout finds the places at which the architecture stores the tensors. The stored tensors are ordered by
@@ -169,24 +236,58 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 		if !ok {
 			return nil, fmt.Errorf("the architecture has no tensor for %s", t.Name)
 		}
-		name := strings.Replace(p.name, layerMark, layer, 1)
-		s := byName[name]
-		if s == nil {
-			s = &stored{name: name}
-			byName[name] = s
-			list = append(list, s)
-		}
-		at := int64(0) // columns of our tensors that precede this one in the stored tensor
+		before := int64(0) // columns of our tensors that precede this one in the stored tensor
 		for _, other := range p.after {
 			o := index[joinName(other, layer)]
 			if o == nil {
-				return nil, fmt.Errorf("%s contains %s after %s, which the model lacks", name, t.Name, joinName(other, layer))
+				return nil, fmt.Errorf("%s contains %s after %s, which the model lacks", p.name, t.Name, joinName(other, layer))
 			}
-			at += across(o)
+			before += across(o)
 		}
-		s.add(*t, p.how == transposed, at)
+		matrices := int64(1)
+		if router := index[joinName(routerName, layer)]; router != nil && strings.HasPrefix(key, expertPrefix) {
+			matrices = router.Shape[1]
+		}
+		for expert := range matrices {
+			number := strconv.FormatInt(expert, 10)
+			name := strings.NewReplacer(layerMark, layer, expertMark, number).Replace(p.name)
+			if matrices > 1 && !strings.Contains(p.name, expertMark) {
+				name += expertMark + number
+			}
+			s := byName[name]
+			if s == nil {
+				s = &stored{name: name}
+				byName[name] = s
+				list = append(list, s)
+			}
+			s.add(*t, expert, matrices, p.how == transposed, before)
+		}
 	}
-	return list, nil
+	return stack(list), nil
+}
+
+// stack replaces the matrices of experts that the architecture stores in one tensor by this tensor.
+func stack(list []*stored) (out []*stored) {
+	byName := map[string]*stored{}
+	for _, s := range list {
+		name, _, one := strings.Cut(s.name, expertMark)
+		if !one {
+			out = append(out, s)
+			continue
+		}
+		whole := byName[name]
+		if whole == nil {
+			whole = &stored{name: name, shape: append([]int64{0}, s.shape...)}
+			byName[name] = whole
+			out = append(out, whole)
+		}
+		for _, p := range s.parts {
+			p.row += whole.shape[0] * s.shape[0]
+			whole.parts = append(whole.parts, p)
+		}
+		whole.shape[0]++
+	}
+	return out
 }
 
 // across returns the size of the side along which tensors are fused: columns of a matrix, elements of a vector.
@@ -197,17 +298,18 @@ func across(t *ir.Tensor) int64 {
 	return t.Shape[1]
 }
 
-// add appends one of our tensors: a range of rows if it is transposed or a vector, otherwise a range of columns.
-func (s *stored) add(t ir.Tensor, turned bool, at int64) {
-	p := part{Tensor: t, transposed: turned}
+// add appends one of our tensors, or one of its matrices: a range of rows if it is transposed or a vector, otherwise a range of columns.
+func (s *stored) add(t ir.Tensor, number, matrices int64, turned bool, at int64) {
+	rows := t.Shape[0] / matrices
+	p := part{Tensor: t, first: number * rows, shape: [2]int64{rows, t.Shape[1]}, transposed: turned}
 	var shape []int64
 	switch {
 	case isVector(&t) && !turned:
-		p.row, shape = at, []int64{at + t.Shape[0]}
+		p.row, shape = at, []int64{at + rows}
 	case turned:
-		p.row, shape = at, []int64{at + t.Shape[1], t.Shape[0]}
+		p.row, shape = at, []int64{at + t.Shape[1], rows}
 	default:
-		p.col, shape = at, []int64{t.Shape[0], at + t.Shape[1]}
+		p.col, shape = at, []int64{rows, at + t.Shape[1]}
 	}
 	if s.shape == nil {
 		s.shape = shape

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sppo.dev/internal/data/safetensors"
@@ -24,9 +25,9 @@ type Weights struct {
 	Ignored []string
 
 	folder *safetensors.Folder
-	stored []*stored           // tensors that the model has, under their names in the folder
-	places map[string]location // by our names
-	order  pairing             // from that of the folder to ours
+	stored []*stored             // tensors that the model has, under their names in the folder
+	places map[string][]location // by our names; the parts of a tensor have as many rows each
+	order  pairing               // from that of the folder to ours
 }
 
 type location struct {
@@ -47,11 +48,11 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 			folder.Close()
 		}
 	}()
-	w := &Weights{folder: folder, places: map[string]location{}, order: m.pairing(false)}
-	if w.stored, err = m.arch.names.layout(tensors); err != nil {
+	w := &Weights{folder: folder, places: map[string][]location{}, order: m.pairing(false)}
+	rename := m.names(folder)
+	if w.stored, err = m.arch.names.in(folder).layout(tensors); err != nil {
 		return nil, err
 	}
-	rename := m.names(folder)
 	known := map[string]bool{}
 	for _, s := range w.stored {
 		s.name = rename(s.name)
@@ -64,7 +65,8 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 			return nil, err
 		}
 		for i := range s.parts {
-			w.places[s.parts[i].Name] = location{&s.parts[i], t}
+			name := s.parts[i].Name
+			w.places[name] = append(w.places[name], location{&s.parts[i], t})
 		}
 	}
 	for _, t := range folder.Tensors() {
@@ -108,6 +110,17 @@ func (m *Model) names(folder *safetensors.Folder) func(string) string {
 	return m.renaming(func(name string) bool { return folder.Find(name) != nil }, m.arch.names.tensors["embed"].name)
 }
 
+// in returns the names of a folder's tensors.
+func (n *naming) in(folder *safetensors.Folder) *naming {
+	_, end, _ := strings.Cut(n.fused["layer.experts.w_down"].name, layerMark)
+	if end == "" || !slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
+		return n
+	}
+	fused := *n
+	fused.tensors = merged(n.tensors, n.fused)
+	return &fused
+}
+
 // accepts checks the shape and the type of a tensor in the folder. A table of positions may have more rows than
 // a run needs.
 func (s *stored) accepts(t *safetensors.Tensor) error {
@@ -125,6 +138,15 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are supported", t.File, t.Name, t.DType)
 	}
 	return nil
+}
+
+// isFurther reports whether a tensor belongs to a layer after the last.
+func (m *Model) isFurther(tensor string) bool {
+	_, rest, _ := strings.Cut(tensor, "model.layers.")
+	number, _, found := strings.Cut(rest, ".")
+	layer, err := strconv.Atoi(number)
+	layers, _ := strconv.Atoi(m.value("layers"))
+	return found && err == nil && layer >= layers
 }
 
 // posName is the name of our table of learned positions.
@@ -145,6 +167,7 @@ func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) st
 			return fmt.Errorf("tensors %q and %q differ, although tie_word_embeddings = true", head, embed)
 		}
 	case m.outer && !strings.Contains(t.Name, inWhole):
+	case names.further && m.isFurther(t.Name):
 	default:
 		return fmt.Errorf("%s: the model has no tensor %q", t.File, t.Name)
 	}
@@ -209,7 +232,7 @@ func (w *Weights) Describe() string {
 
 // Wider reports whether the folder's type of a tensor has values that the given type cannot represent exactly.
 func (w *Weights) Wider(tensor string, than ir.DType) bool {
-	return than == ir.BF16 && w.places[tensor].tensor.DType != safetensors.BF16
+	return than == ir.BF16 && w.places[tensor][0].tensor.DType != safetensors.BF16
 }
 
 // bandRows is the number of rows of a stored tensor that are transposed at a time, so that whole cache lines
@@ -223,15 +246,26 @@ func (w *Weights) Read(tensor string, row, col, rows, cols int64, out []float32)
 
 // read reads values in the order of the folder.
 func (w *Weights) read(tensor string, row, col, rows, cols int64, out []float32) error {
-	at, ok := w.places[tensor]
-	if !ok {
+	at := w.places[tensor]
+	if len(at) == 0 {
 		return fmt.Errorf("internal: no weights of %s", tensor)
 	}
-	p, t := at.part, at.tensor
-	width := int64(1)
-	if len(t.Shape) == 2 {
-		width = t.Shape[1]
+	each := at[0].part.shape[0]
+	for end := row + rows; row < end; {
+		l := at[row/each]
+		n := min(end, l.part.first+each) - row
+		if err := l.read(row-l.part.first, col, n, cols, out[:n*cols]); err != nil {
+			return err
+		}
+		row, out = row+n, out[n*cols:]
 	}
+	return nil
+}
+
+// read reads a block of the part.
+func (l *location) read(row, col, rows, cols int64, out []float32) error {
+	p, t := l.part, l.tensor
+	width := lastOf(t.Shape)
 	var buffer []byte
 	var err error
 	if !p.transposed {

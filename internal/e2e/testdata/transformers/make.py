@@ -1,7 +1,7 @@
 """Writes what transformers computes for tiny models: the loss of every token and projections of every gradient.
 
     python3 -m venv venv && venv/bin/pip install -r requirements.txt
-    venv/bin/python make.py [FOLDER]
+    venv/bin/python make.py [FOLDER [NAME...]]
 
 It writes one file for each configuration, to this folder unless another is given. TestTransformers (../../transformers_test.go) compares
 our programs with the files. With SPPO_PYTHON=venv/bin/python it also writes them again and compares both.
@@ -85,11 +85,16 @@ FUSED_PHI = {"wq": ("self_attn.qkv_proj.weight", 0), "wk": ("self_attn.qkv_proj.
              "w_gate": ("mlp.gate_up_proj.weight", 0), "w_up": ("mlp.gate_up_proj.weight", 1)}
 
 
+EXPERTS = {"router.w": "mlp.gate.weight", "experts.w_down": "mlp.experts.down_proj", "router.correction": "mlp.gate.e_score_correction_bias",
+           "shared.w_gate": "mlp.shared_experts.gate_proj.weight", "shared.w_up": "mlp.shared_experts.up_proj.weight",
+           "shared.w_down": "mlp.shared_experts.down_proj.weight"}
+
+
 class Tensors:
     """The parameters of a model by our names, and the place of each in one of the model's own."""
 
     def __init__(self, model, config, family):
-        self.parameters = dict(model.named_parameters())
+        self.parameters = dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name.endswith("correction_bias")}
         heads, kv = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
@@ -102,6 +107,8 @@ class Tensors:
             layer |= POST
         if family.startswith("gemma"):
             layer |= GEMMA
+        if family == "experts":
+            layer |= EXPERTS
         if family == "hunyuan":
             layer |= HUNYUAN
         if family == "nemotron":
@@ -110,12 +117,17 @@ class Tensors:
             layer |= NEMOTRON
         fused = FUSED_GPT2 if gpt2 else FUSED_PHI if phi else {}
         widths = {"qkv": [heads * dim, kv * dim, kv * dim], "gate_up": [config.intermediate_size] * 2 if phi else []}
+        experts = {"experts.w_gate": 0, "experts.w_up": 1}  # halves of the rows of each expert's matrix
         for name, theirs in ours.items():
             self.place(name, theirs, 0, None)
         for i in range(config.num_hidden_layers):
             prefix = f"transformer.h.{i}." if gpt2 else f"model.layers.{i}."
             for name, theirs in layer.items():
                 self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
+            for name, theirs in ({"router.correction": "mlp.e_score_correction_bias"} if family == "experts" else {}).items():
+                self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
+            for name, half in experts.items() if family == "experts" else ():
+                self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
             for name, (theirs, part) in fused.items():
                 parts = widths["gate_up" if "gate_up" in theirs else "qkv"]
                 self.place(f"layer.{i}.{name}", prefix + theirs, sum(parts[:part]), parts[part])
@@ -127,6 +139,8 @@ class Tensors:
     def view(self, name, tensor):
         """Our part of a parameter or its gradient, as [in, out]."""
         theirs, first, width = self.places[name]
+        if tensor.dim() == 3:  # of experts: ours are [in, out] except for the last of each, all of them on each other
+            return tensor if name.endswith("w_down") else tensor.chunk(2, dim=1)[first].transpose(1, 2)
         linear = tensor.dim() == 2 and name not in ("embed", "pos", "head")
         conv = theirs.startswith("transformer.h.")  # GPT-2's Conv1D stores [in, out]
         if linear and not conv:
@@ -143,16 +157,44 @@ def losses_and_gradients(model, tensors, tokens):
     losses.mean().backward()
     gradients = {}
     for name, (theirs, _, _) in tensors.places.items():
+        if name.endswith("correction"):
+            continue  # it is not trained
         g = tensors.view(name, tensors.parameters[theirs].grad).double().flatten()
         gradients[name] = [g.norm().item()] + [(g @ signs(name, k, g.numel())).item() for k in range(PROJECTIONS)]
     return losses.view(tokens.shape[0], -1).tolist(), gradients
+
+
+def watch_routers(model, top):
+    """Returns a list to which each forward pass adds by how much the last chosen expert of a token is ahead of the next, at least."""
+    margins = []
+
+    def hook(router, arguments, outputs):
+        logits = outputs[0].detach().float()
+        if hasattr(router, "e_score_correction_bias") or len(arguments) > 1:
+            scores = logits.sigmoid() + getattr(router, "e_score_correction_bias", arguments[-1])
+            if getattr(router, "num_group", 1) > 1:
+                groups = scores.view(len(scores), router.num_group, -1)
+                sums = groups.topk(2, dim=-1)[0].sum(dim=-1)
+                best = sums.topk(router.topk_group + 1, dim=-1)[0]
+                margins.append((best[:, -2] - best[:, -1]).min().item())
+                kept = torch.zeros_like(sums).scatter_(1, sums.topk(router.topk_group, dim=-1)[1], 1)
+                scores = groups.masked_fill(kept[..., None] == 0, float("-inf")).flatten(1)
+        else:
+            scores = logits.softmax(dim=-1)
+        best = scores.topk(top + 1, dim=-1)[0]
+        margins.append((best[:, -2] - best[:, -1]).min().item())
+
+    for name, module in model.named_modules():
+        if name.endswith(".mlp.gate"):
+            module.register_forward_hook(hook)
+    return margins
 
 
 def make(name, family, keys, config, folder):
     """config has transformers' keys; keys are the equivalent keys of a spec's model block."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**config)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     tensors = Tensors(model, config, family)
     with torch.no_grad():
@@ -166,9 +208,12 @@ def make(name, family, keys, config, folder):
     missing = set(tensors.parameters) - covered
     assert not missing, missing
     tokens = torch.from_numpy((draws("tokens", BATCH * (SEQUENCE + 1)) % np.uint64(config.vocab_size)).astype(np.int64))
+    margins = watch_routers(model, config.num_experts_per_tok) if family == "experts" else []
     losses, gradients = losses_and_gradients(model, tensors, tokens.view(BATCH, SEQUENCE + 1))
     short = lambda values: [float(f"{v:.9g}") for v in values]
     file = {"keys": keys, "losses": [short(row) for row in losses], "gradients": {k: short(v) for k, v in gradients.items()}}
+    if margins:
+        file["margin"] = float(f"{min(margins):.3g}")
     with open(os.path.join(folder, name + ".json"), "w") as f:
         f.write(json.dumps(file, indent=0).replace(",\n", ", ").replace("[\n", "[").replace("\n]", "]") + "\n")
 
@@ -285,6 +330,49 @@ def configurations():
            o("ernie4_5", num_key_value_heads=6, head_dim=14, tie_word_embeddings=True, hidden_act="gelu", **rope(1000.0)))
     yield ("ernie4_5-linear", "ernie", f"family = ernie4_5 {ODD} kv_heads = 1 head_dim = 6 tied = false rope_scaling = linear rope_factor = 4",
            o("ernie4_5", num_key_value_heads=1, head_dim=6, tie_word_embeddings=False, **rope(500000.0, rope_type="linear", factor=4.0)))
+    moe = lambda experts, top, width: f"num_experts = {experts} num_experts_per_tok = {top} moe_intermediate_size = {width}"
+    yield ("qwen3_moe", "experts", f"family = qwen3_moe {KEYS} kv_heads = 2 head_dim = 8 {moe(8, 2, 14)}",
+           c("qwen3_moe", num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=14, norm_topk_prob=True, **rope(1000000.0)))
+    yield ("qwen3_moe-steps", "experts", f"family = qwen3_moe {KEYS} kv_heads = 4 head_dim = 6 {moe(6, 3, 10)} norm_topk_prob = false decoder_sparse_step = 2 tied = true",
+           c("qwen3_moe", num_key_value_heads=4, head_dim=6, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=10, norm_topk_prob=False,
+             decoder_sparse_step=2, tie_word_embeddings=True, **rope(1000000.0)))
+    yield ("qwen3_moe-odd", "experts", f"family = qwen3_moe {ODD} kv_heads = 1 head_dim = 10 {moe(5, 1, 7)} mlp_only_layers = [1] norm_topk_prob = false bias = [qkv, attn_out] rope_theta = 100",
+           o("qwen3_moe", num_key_value_heads=1, head_dim=10, num_experts=5, num_experts_per_tok=1, moe_intermediate_size=7, norm_topk_prob=False,
+             mlp_only_layers=[1], attention_bias=True, **rope(100.0)))
+    yield ("qwen3_moe-yarn", "experts", f"family = qwen3_moe {ODD} kv_heads = 6 head_dim = 6 {moe(7, 4, 9)} rope_scaling = yarn rope_factor = 4 rope_original = 20 activation = gelu",
+           o("qwen3_moe", num_key_value_heads=6, head_dim=6, num_experts=7, num_experts_per_tok=4, moe_intermediate_size=9, norm_topk_prob=True, hidden_act="gelu",
+             **rope(1000000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20)))
+    yield ("mixtral", "experts", f"family = mixtral {KEYS} kv_heads = 2 {moe(8, 2, 14)}",
+           c("mixtral", num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, **rope(1000000.0)) | dict(intermediate_size=14))
+    yield ("mixtral-window", "experts", f"family = mixtral {KEYS} kv_heads = 4 head_dim = 8 {moe(4, 2, 20)} window = 60 rope_theta = 500",
+           c("mixtral", num_key_value_heads=4, head_dim=8, sliding_window=60, num_local_experts=4, num_experts_per_tok=2, **rope(500.0)) | dict(intermediate_size=20))
+    yield ("mixtral-odd", "experts", f"family = mixtral {ODD} kv_heads = 1 head_dim = 10 {moe(5, 3, 11)} tied = true",
+           o("mixtral", num_key_value_heads=1, head_dim=10, num_local_experts=5, num_experts_per_tok=3, tie_word_embeddings=True, **rope(1000000.0)) | dict(intermediate_size=11))
+    yield ("mixtral-few", "experts", f"family = mixtral {ODD} kv_heads = 6 {moe(3, 2, 7)} rope_scaling = linear rope_factor = 2 rope_theta = 1000",
+           o("mixtral", num_key_value_heads=6, num_local_experts=3, num_experts_per_tok=2, **rope(1000.0, rope_type="linear", factor=2.0)) | dict(intermediate_size=7))
+    half = lambda theta, share=0.5, **scaling: rope(theta, partial_rotary_factor=share, **scaling)
+    glm = lambda experts, top, width, **more: dict(n_routed_experts=experts, num_experts_per_tok=top, moe_intermediate_size=width, num_mtp_layers=0) | more
+    yield ("glm4_moe", "experts", f"family = glm4_moe {KEYS} kv_heads = 2 head_dim = 8 {moe(8, 2, 14)} shared_expert_intermediate_size = 14 first_k_dense_replace = 1",
+           c("glm4_moe", num_key_value_heads=2, head_dim=8, attention_bias=True, **glm(8, 2, 14), **half(1000000.0)))
+    yield ("glm4_moe-groups", "experts", f"family = glm4_moe {KEYS} kv_heads = 4 head_dim = 12 {moe(12, 3, 10)} shared_expert_intermediate_size = 20 bias = [] qk_norm = head "
+           "n_group = 4 topk_group = 2 routed_scaling_factor = 2.5 norm_topk_prob = false",
+           c("glm4_moe", num_key_value_heads=4, head_dim=12, use_qk_norm=True, **half(1000000.0),
+             **glm(12, 3, 10, n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=False, first_k_dense_replace=0)))
+    yield ("glm4_moe-odd", "experts", f"family = glm4_moe {ODD} kv_heads = 1 head_dim = 12 {moe(5, 2, 7)} shared_expert_intermediate_size = 21 first_k_dense_replace = 2 tied = true "
+           "routed_scaling_factor = 1.5 rope_theta = 100",
+           o("glm4_moe", num_key_value_heads=1, head_dim=12, attention_bias=True, tie_word_embeddings=True, **half(100.0),
+             **glm(5, 2, 7, n_shared_experts=3, first_k_dense_replace=2, routed_scaling_factor=1.5)))
+    yield ("glm4_moe-whole", "experts", f"family = glm4_moe {ODD} kv_heads = 6 head_dim = 6 {moe(7, 4, 9)} shared_expert_intermediate_size = 9 rope_partial = 1 bias = []",
+           o("glm4_moe", num_key_value_heads=6, head_dim=6, **glm(7, 4, 9, first_k_dense_replace=0), **half(1000000.0, 1.0)))
+    mini = lambda experts, top, width: dict(num_local_experts=experts, num_experts_per_tok=top, intermediate_size=width)
+    yield ("minimax_m2", "experts", f"family = minimax_m2 {KEYS} kv_heads = 2 head_dim = 8 {moe(8, 2, 14)}",
+           c("minimax_m2", num_key_value_heads=2, head_dim=8, **half(5000000.0)) | mini(8, 2, 14))
+    yield ("minimax_m2-whole", "experts", f"family = minimax_m2 {KEYS} kv_heads = 4 head_dim = 6 {moe(6, 3, 10)} rope_partial = 1 tied = true rope_theta = 100",
+           c("minimax_m2", num_key_value_heads=4, head_dim=6, tie_word_embeddings=True, **rope(100.0)) | mini(6, 3, 10))
+    yield ("minimax_m2-odd", "experts", f"family = minimax_m2 {ODD} kv_heads = 2 head_dim = 12 {moe(5, 2, 7)}",
+           o("minimax_m2", num_key_value_heads=2, head_dim=12, **half(5000000.0)) | mini(5, 2, 7))
+    yield ("minimax_m2-quarter", "experts", f"family = minimax_m2 {ODD} kv_heads = 6 head_dim = 8 {moe(9, 4, 11)} rope_partial = 0.25 activation = gelu",
+           o("minimax_m2", num_key_value_heads=6, head_dim=8, hidden_act="gelu", **half(5000000.0, 0.25)) | mini(9, 4, 11))
     yield ("exaone4", "olmo2", f"family = exaone4 {KEYS} kv_heads = 2 window = 6 layer_types = [sliding, sliding, full] positions = [rope, rope, none]",
            c("exaone4", num_key_value_heads=2, sliding_window=6, sliding_window_pattern=3, **rope(1000000.0)))
     yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),
@@ -318,4 +406,6 @@ def configurations():
 if __name__ == "__main__":
     target = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
     for configuration in configurations():
+        if len(sys.argv) > 2 and configuration[0] not in sys.argv[2:]:
+            continue
         make(*configuration, target)
