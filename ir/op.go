@@ -68,6 +68,8 @@ const (
 	ScanGrad
 	Conv
 	ConvGrad
+	Decay
+	DecayGrad
 	NumOps
 )
 
@@ -303,15 +305,16 @@ var (
 
 // Attributes and operands of scans and of the convolutions before them.
 var (
-	attrScanHeads = AttrInfo{"heads", KindInt, "number of heads of q and k on this rank", ScopePlace}
-	attrShared    = AttrInfo{"shared", KindInt, "number of heads of v for each head of q and k, which are adjacent; each has its own state", ScopeFormula}
-	attrKeyDim    = AttrInfo{"key_dim", KindInt, "width of a head of q and k", ScopeFormula}
-	attrValueDim  = AttrInfo{"value_dim", KindInt, "width of a head of v", ScopeFormula}
-	attrChannels  = AttrInfo{"channels", KindInt, "1: a head of v has one decay; key_dim: each row of its state has its own", ScopeFormula}
-	attrDelta     = AttrInfo{"delta", KindBool, "what the state already returns for k is subtracted from v", ScopeFormula}
-	attrHeadNorm  = AttrInfo{"norm", KindFactor, "if it is not 0, each head of q and k is divided by the root of this number plus the sum of the head's squares", ScopeFormula}
-	attrQueryBy   = AttrInfo{"scale", KindFactor, "factor of q; 0 means 1", ScopeFormula}
-	attrWidth     = AttrInfo{"width", KindInt, "number of tokens on which a result depends", ScopeFormula}
+	attrScanHeads  = AttrInfo{"heads", KindInt, "number of heads of q and k on this rank", ScopePlace}
+	attrDecayHeads = AttrInfo{"heads", KindInt, "number of heads of v on this rank", ScopePlace}
+	attrShared     = AttrInfo{"shared", KindInt, "number of heads of v for each head of q and k, which are adjacent; each has its own state", ScopeFormula}
+	attrKeyDim     = AttrInfo{"key_dim", KindInt, "width of a head of q and k", ScopeFormula}
+	attrValueDim   = AttrInfo{"value_dim", KindInt, "width of a head of v", ScopeFormula}
+	attrChannels   = AttrInfo{"channels", KindInt, "1: a head of v has one decay; key_dim: each row of its state has its own", ScopeFormula}
+	attrDelta      = AttrInfo{"delta", KindBool, "what the state already returns for k is subtracted from v", ScopeFormula}
+	attrHeadNorm   = AttrInfo{"norm", KindFactor, "if it is not 0, each head of q and k is divided by the root of this number plus the sum of the head's squares", ScopeFormula}
+	attrQueryBy    = AttrInfo{"scale", KindFactor, "factor of q; 0 means 1", ScopeFormula}
+	attrWidth      = AttrInfo{"width", KindInt, "number of tokens on which a result depends", ScopeFormula}
 
 	operandDecay     = Operand{Name: "decay", Types: "f32", Dims: "n*batch,heads*shared*channels", Doc: "logarithms, at most 0"}
 	operandBeta      = Operand{Name: "beta", Types: "f32", Dims: "n*batch,heads*shared"}
@@ -1116,6 +1119,35 @@ var Ops = [NumOps]OpInfo{
 			operandTail, operandDocuments,
 		},
 		Attrs: []AttrInfo{attrWidth, attrBatch, attrAccumulate},
+		Work:  WorkMemory,
+	},
+	Decay: {
+		Name: "decay", Class: ClassKernel, Streams: onCompute,
+		Doc: "step = ln(1 + exp(x + bias)); y = -exp(rate) step. All columns of a head have one rate.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "f32", Dims: "r,heads*head_dim", Spare: true, Doc: "the decay of scan"},
+			{Name: "step", Dir: Write, Types: "f32", Dims: "r,heads*head_dim", Optional: true, Spare: true, Doc: "the beta of scan in Mamba-2"},
+			{Name: "x", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "rate", Types: "F", Dims: "heads"},
+			{Name: "bias", Types: "F", Dims: "heads*head_dim"},
+		},
+		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim},
+		Work:  WorkMemory, Source: "Gu, Dao 2023, Mamba; Yang, Kautz, Hatamizadeh 2024",
+	},
+	DecayGrad: {
+		Name: "decay_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Computes the gradients of decay. Sums are over rows.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,heads*head_dim", Spare: true},
+			{Name: "drate", Dir: WriteOrAdd, Types: "f32", Dims: "heads", Optional: true},
+			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "heads*head_dim", Optional: true},
+			{Name: "dy", Types: "f32", Dims: "r,heads*head_dim"},
+			{Name: "dstep", Types: "f32", Dims: "r,heads*head_dim", Optional: true, Doc: "absent: 0"},
+			{Name: "x", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "rate", Types: "F", Dims: "heads"},
+			{Name: "bias", Types: "F", Dims: "heads*head_dim"},
+		},
+		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrAccumulate},
 		Work:  WorkMemory,
 	},
 }

@@ -18,7 +18,7 @@ func init() {
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
 		ir.Route: route, ir.RouteGrad: routeGrad, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
 		ir.MatmulGrouped: matmulGrouped, ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
-		ir.Scan: scan, ir.ScanGrad: scan, ir.Conv: scan, ir.ConvGrad: scan,
+		ir.Scan: scan, ir.ScanGrad: scan, ir.Conv: scan, ir.ConvGrad: scan, ir.Decay: scan, ir.DecayGrad: scan,
 		ir.Add: add, ir.Cast: cast, ir.Axpby: axpby, ir.Dropout: dropout,
 		ir.CrossEntropyStats: entropyStats, ir.CrossEntropy: entropy, ir.CrossEntropyGrad: entropyGrad,
 		ir.SumSq: sumSq, ir.GradNorm: gradNorm, ir.AdamW: adamW, ir.SGD: sgd, ir.Nesterov: nesterov, ir.Normalize: normalize,

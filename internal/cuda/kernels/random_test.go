@@ -66,6 +66,7 @@ var shapes = map[ir.Op][]map[string]int64{
 	ir.BiasGrad:      {{"": 40, "r": 300, "c": 264}},
 	ir.Scan:          scanShapes,
 	ir.ScanGrad:      scanShapes,
+	ir.DecayGrad:     {{"": 40, "r": 150, "heads": 3, "head_dim": 90}},
 	ir.ConvGrad:      {{"": 40, "n": 150, "c": 300, "width": 4}},
 }
 

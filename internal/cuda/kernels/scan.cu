@@ -710,6 +710,76 @@ KERNEL(conv_join, (float *dw, float *dbias, const float *sums, i64 parts, i64 wi
     }
 }
 
+// Decays of columns, of which those of a head have one rate. Rates and biases are bf16 if a flag is set.
+template <class T> struct Decays {
+    const T *x;
+    const void *rate, *bias;
+    i64 rate_type, bias_type, rows, cols, dim;
+
+    METHOD static float number(const void *p, i64 type, i64 i) { return type ? as_float(((const bf16 *)p)[i]) : ((const float *)p)[i]; }
+    METHOD float factor(i64 c) const { return -expf(number(rate, rate_type, c / dim)); }
+    METHOD float sum(i64 i) const { return as_float(x[i]) + number(bias, bias_type, i % cols); }
+    // step returns ln(1 + exp(sum)), and sets slope to its derivative.
+    METHOD float step(i64 i, float &slope) const {
+        const float z = sum(i), e = expf(-fabsf(z));
+        slope = z < 0 ? e / (1 + e) : 1 / (1 + e);
+        return fmaxf(z, 0.0f) + log1pf(e);
+    }
+};
+
+template <class T> DEV void decay(float *y, float *step, Decays<T> s) {
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < s.rows * s.cols; i += (i64)gridDim.x * blockDim.x) {
+        float slope;
+        const float own = s.step(i, slope);
+        y[i] = s.factor(i % s.cols) * own;
+        if (step) step[i] = own;
+    }
+}
+
+// decay_grad computes dx, and the sums of rows of a part: sums [2, parts, cols] of rates, and of biases.
+template <class T> DEV void decay_grad(T *dx, float *sums, const float *dy, const float *dstep, i64 part, Decays<T> s) {
+    const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * part, end = min(s.rows, first + part);
+    if (c >= s.cols) return;
+    float of_rate = 0, of_bias = 0;
+    for (i64 i = first * s.cols + c; i < end * s.cols; i += s.cols) {
+        float slope;
+        const float step = s.step(i, slope);
+        float d = s.factor(c) * dy[i];
+        of_rate += d * step;
+        if (dstep) d += dstep[i];
+        of_bias += d * slope;
+        store(dx + i, d * slope);
+    }
+    sums[blockIdx.y * s.cols + c] = of_rate;
+    sums[(gridDim.y + blockIdx.y) * s.cols + c] = of_bias;
+}
+
+KERNEL(decay_join, (float *drate, float *dbias, const float *sums, i64 parts, i64 cols, i64 dim, i64 accumulate)) {
+    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (dbias && i < cols) {
+        float sum = accumulate ? dbias[i] : 0.0f;
+        for (i64 p = 0; p < parts; p++) sum += sums[(parts + p) * cols + i];
+        dbias[i] = sum;
+    }
+    if (drate && i < cols / dim) {
+        float sum = accumulate ? drate[i] : 0.0f;
+        for (i64 p = 0; p < parts; p++)
+            for (i64 c = i * dim; c < (i + 1) * dim; c++) sum += sums[p * cols + c];
+        drate[i] = sum;
+    }
+}
+
+#define DECAYS(S, T)                                                                                                           \
+    KERNEL(decay_##S, (float *y, float *step, const T *x, const void *rate, const void *bias, i64 rate_type, i64 bias_type,    \
+                       i64 rows, i64 cols, i64 dim)) {                                                                         \
+        decay(y, step, Decays<T>{x, rate, bias, rate_type, bias_type, rows, cols, dim});                                       \
+    }                                                                                                                          \
+    KERNEL(decay_grad_##S, (T * dx, float *sums, const float *dy, const float *dstep, i64 part, const T *x, const void *rate,  \
+                            const void *bias, i64 rate_type, i64 bias_type, i64 rows, i64 cols, i64 dim)) {                    \
+        decay_grad(dx, sums, dy, dstep, part, Decays<T>{x, rate, bias, rate_type, bias_type, rows, cols, dim});                \
+    }
+FOR_TYPES(DECAYS)
+
 #define SCANS(S, T)                                                                                                                       \
     KERNEL_PAIR(scan_##S, (T * o, float *next, float *saved, const T *q, const T *k, const T *v, const float *decay, const float *beta,   \
                       const float *state, const int *positions, float *work, i64 columns, i64 end, SIZES)) {                              \

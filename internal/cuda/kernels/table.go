@@ -44,6 +44,8 @@ var table = [ir.NumOps]struct {
 	ir.ScanGrad:                {"scan.cu", scanGrad},
 	ir.Conv:                    {"scan.cu", conv},
 	ir.ConvGrad:                {"scan.cu", convGrad},
+	ir.Decay:                   {"scan.cu", decay},
+	ir.DecayGrad:               {"scan.cu", decayGrad},
 	ir.Activation:              {"activation.cu", activation("activation", "y", "x")},
 	ir.ActivationGrad:          {"activation.cu", activation("activation_grad", "dx", "dy", "x")},
 	ir.GLU:                     {"activation.cu", activation("glu", "y", "gate", "up")},

@@ -109,3 +109,31 @@ func convGrad(b *binder) {
 	b.launch("conv_sums_"+b.types("x"), [3]int64{ceil(cols, threads), parts, 1}, append([]any{sums, "dy", part}, args...)...)
 	b.launch("conv_join", rows(ceil(cols, threads)), "dw", "dbias", sums, parts, b.int("width"), cols, b.int("accumulate"))
 }
+
+// decayShape returns the operands and sizes that decays and their gradients share.
+func (b *binder) decayShape() (rows, cols int64, args []any) {
+	rows, cols = b.shape("x")
+	half := func(name string) int64 {
+		if b.types(name) == "b" {
+			return 1
+		}
+		return 0
+	}
+	return rows, cols, []any{"x", "rate", "bias", half("rate"), half("bias"), rows, cols, b.int("head_dim")}
+}
+
+func decay(b *binder) {
+	rows, cols, args := b.decayShape()
+	b.launch("decay_"+b.types("x"), spread(rows*cols, 2), append([]any{"y", "step"}, args...)...)
+}
+
+func decayGrad(b *binder) {
+	r, cols, args := b.decayShape()
+	part := max(64, ceil(r, 256))
+	parts := ceil(r, part)
+	sums := b.reserve(8 * parts * cols)
+	b.launch("decay_grad_"+b.types("x"), [3]int64{ceil(cols, threads), parts, 1}, append([]any{"dx", sums, "dy", "dstep", part}, args...)...)
+	if b.has("drate") || b.has("dbias") {
+		b.launch("decay_join", rows(ceil(cols, threads)), "drate", "dbias", sums, parts, cols, b.int("head_dim"), b.int("accumulate"))
+	}
+}

@@ -5,7 +5,7 @@ import (
 	"sppo.dev/ir"
 )
 
-var scanKernels = kernelTable{ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad}
+var scanKernels = kernelTable{ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad, ir.Decay: decay, ir.DecayGrad: decayGrad}
 
 func (b *binder) scan() (simd.Scan, simd.ScanOperands) {
 	rows, _ := b.shape("q")
@@ -66,4 +66,26 @@ func convGrad(b *binder) func() {
 		c.Bias = bias.values()
 		c.Backward(pool, g)
 	}
+}
+
+// decay returns what a kernel of decays needs once it runs.
+func (b *binder) decay() func() *simd.Decay {
+	rows, _ := b.shape("x")
+	d := &simd.Decay{Rows: rows, Heads: b.int("heads"), HeadDim: b.int("head_dim"), X: b.mat("x")}
+	rate, bias := b.vector("rate"), b.vector("bias")
+	return func() *simd.Decay {
+		d.Rate, d.Bias = rate.values(), bias.values()
+		return d
+	}
+}
+
+func decay(b *binder) func() {
+	d, pool, y, step := b.decay(), b.device.pool, b.floats("y"), b.ifFloats("step")
+	return func() { d().Forward(pool, y, step) }
+}
+
+func decayGrad(b *binder) func() {
+	d, pool := b.decay(), b.device.pool
+	g := simd.DecayGrads{DY: b.floats("dy"), DStep: b.ifFloats("dstep"), DX: b.mat("dx"), DRate: b.ifFloats("drate"), DBias: b.ifFloats("dbias"), Add: b.bool("accumulate")}
+	return func() { d().Backward(pool, g) }
 }

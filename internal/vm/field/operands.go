@@ -41,6 +41,8 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.ScanGrad:                scanGrad,
 	ir.Conv:                    conv,
 	ir.ConvGrad:                convGrad,
+	ir.Decay:                   decay,
+	ir.DecayGrad:               decayGrad,
 	ir.Activation:              activation,
 	ir.ActivationGrad:          activationGrad,
 	ir.GLU:                     glu,

@@ -265,3 +265,45 @@ func convGrad(call *call) {
 	call.each("dtail", func(i int) element { return all[i] })
 	call.each("dx", func(i int) element { return all[n+i] })
 }
+
+// decays visits the elements of a decay, with the column, the head and a digest of all operands. Decays and steps are hashes, and
+// their gradients are linear, with hashed coefficients.
+func (c *call) decays(visit func(at, col, head int, d digest)) {
+	x, rate, bias := c.operand("x"), c.operand("rate"), c.operand("bias")
+	for i := range x.len() {
+		col := i % bias.len()
+		head := col / c.int("head_dim")
+		visit(i, col, head, named("decay").of(x.at(i), rate.at(head), bias.at(col)))
+	}
+}
+
+func decay(c *call) {
+	y, step := c.operand("y"), c.operand("step")
+	c.decays(func(at, _, _ int, d digest) {
+		y.set(at, d.with(0).element())
+		if step.len() > 0 {
+			step.set(at, d.with(1).element())
+		}
+	})
+}
+
+func decayGrad(c *call) {
+	dx, drate, dbias, dy, dstep := c.operand("dx"), c.operand("drate"), c.operand("dbias"), c.operand("dy"), c.operand("dstep")
+	if !c.bool("accumulate") {
+		drate.clear()
+		dbias.clear()
+	}
+	c.decays(func(at, col, head int, d digest) {
+		g := dy.at(at).times(d.with(2).element())
+		if dstep.len() > 0 {
+			g = g.plus(dstep.at(at).times(d.with(3).element()))
+		}
+		dx.set(at, g)
+		if drate.len() > 0 {
+			drate.put(head, dy.at(at).times(d.with(0).element()), true)
+		}
+		if dbias.len() > 0 {
+			dbias.put(col, g, true)
+		}
+	})
+}

@@ -58,6 +58,8 @@ var cases = [ir.NumOps]func(*suite){
 	ir.ScanGrad:                caseScanGrad,
 	ir.Conv:                    caseConv,
 	ir.ConvGrad:                caseConvGrad,
+	ir.Decay:                   caseDecay,
+	ir.DecayGrad:               caseDecayGrad,
 	ir.CopyD2H:                 caseCopy(ir.CopyD2H),
 	ir.CopyH2D:                 caseCopy(ir.CopyH2D),
 	ir.CopyD2D:                 caseCopy(ir.CopyD2D),

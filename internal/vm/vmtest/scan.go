@@ -202,3 +202,51 @@ func (s *suite) split(what string, got, want []float64) {
 	}
 	s.within(what, got, want, ir.F32, slack)
 }
+
+// eachDecay runs a case for heads of one column and of several.
+func (s *suite) eachDecay(f func(s *suite, x, rate, bias *value, at attrs)) {
+	for _, size := range [][3]int{{70, 5, 1}, {9, 2, 20}} {
+		s.sub(fmt.Sprint(size), func(s *suite) {
+			heads, dim := size[1], size[2]
+			f(s, s.normal(size[0], heads*dim), s.f32(heads), s.typed(s.otherType(), heads*dim), attrs{"heads": float64(heads), "head_dim": float64(dim)})
+		})
+	}
+}
+
+func caseDecay(s *suite) {
+	s.eachDecay(func(s *suite, x, rate, bias *value, at attrs) {
+		in := args{"y": s.outF32(x.shape...), "step": s.outF32(x.shape...), "x": x, "rate": rate, "bias": bias}
+		if at["head_dim"] > 1 {
+			in["step"] = nil
+		}
+		out := s.run(call{op: ir.Decay, attrs: at, args: in})
+		y, step := naive.Decay(x.data, rate.data, bias.data)
+		s.equal("y", out["y"], y, ir.F32)
+		if in["step"] != nil {
+			s.equal("step", out["step"], step, ir.F32)
+		}
+	})
+}
+
+func caseDecayGrad(s *suite) {
+	s.eachDecay(func(s *suite, x, rate, bias *value, at attrs) {
+		s.onOff(func(s *suite, accumulate bool) {
+			dy, dstep := s.f32(x.shape...), s.f32(x.shape...)
+			in := args{"dx": s.out(x.shape...), "drate": s.sum(accumulate, rate.shape...), "dbias": s.sum(accumulate, bias.shape...),
+				"dy": dy, "dstep": dstep, "x": x, "rate": rate, "bias": bias}
+			if at["head_dim"] > 1 {
+				in["dstep"], dstep = nil, &value{data: make([]float64, len(dy.data))}
+			}
+			at["accumulate"] = truth(accumulate)
+			out := s.run(call{op: ir.DecayGrad, attrs: at, args: in})
+			grads := append(append([]float64(nil), dy.data...), dstep.data...)
+			run := func(x, rate, bias []float64) []float64 {
+				y, step := naive.Decay(x, rate, bias)
+				return append(y, step...)
+			}
+			s.equal("dx", out["dx"], derivative(x.data, grads, func(x []float64) []float64 { return run(x, rate.data, bias.data) }), s.dtype)
+			s.equal("drate", out["drate"], plus(accumulate, in["drate"], derivative(rate.data, grads, func(r []float64) []float64 { return run(x.data, r, bias.data) })), ir.F32)
+			s.equal("dbias", out["dbias"], plus(accumulate, in["dbias"], derivative(bias.data, grads, func(b []float64) []float64 { return run(x.data, rate.data, b) })), ir.F32)
+		})
+	})
+}

@@ -206,3 +206,13 @@ func (c Conv) Run(x, w, bias, tail []float64) (y, next []float64) {
 	}
 	return y, all[len(all)-len(tail):]
 }
+
+// Decay returns the decays of scans and the steps that they are proportional to, of rows of the columns of all heads.
+func Decay(x, rate, bias []float64) (y, step []float64) {
+	for i := range x {
+		c := i % len(bias)
+		step = append(step, math.Log(1+math.Exp(x[i]+bias[c])))
+		y = append(y, -math.Exp(rate[c/(len(bias)/len(rate))])*step[i])
+	}
+	return y, step
+}

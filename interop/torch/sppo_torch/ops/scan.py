@@ -181,3 +181,44 @@ def conv_grad(
         store(dw, grads[1], accumulate)
     if dbias is not None:
         store(dbias, grads[2], accumulate)
+
+
+def _decay(head_dim: int):
+    """Returns the function of x, rate and bias that a decay computes: y and step."""
+
+    def run(x: Tensor, rate: Tensor, bias: Tensor) -> Results:
+        step = torch.logaddexp(x + bias, torch.zeros_like(x))
+        return -rate.exp().repeat_interleave(head_dim) * step, step
+
+    return run
+
+
+@opcode
+def decay(y: Tensor, step: Tensor | None, x: Tensor, rate: Tensor, bias: Tensor, *, heads: int, head_dim: int) -> None:
+    out, steps = _decay(head_dim)(x.float(), rate.float(), bias.float())
+    store(y, out)
+    if step is not None:
+        store(step, steps)
+
+
+@opcode
+def decay_grad(
+    dx: Tensor,
+    drate: Tensor | None,
+    dbias: Tensor | None,
+    dy: Tensor,
+    dstep: Tensor | None,
+    x: Tensor,
+    rate: Tensor,
+    bias: Tensor,
+    *,
+    heads: int,
+    head_dim: int,
+    accumulate: bool,
+) -> None:
+    grads = gradients(_decay(head_dim), [x, rate, bias], [dy, dstep])
+    store(dx, grads[0])
+    if drate is not None:
+        store(drate, grads[1], accumulate)
+    if dbias is not None:
+        store(dbias, grads[2], accumulate)
