@@ -46,6 +46,9 @@ func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
 	if beyond := model.Beyond(p.Run.Sequence); beyond != "" {
 		w.notices = append(w.notices, beyond+"; the export will have the new limit")
 	}
+	if note := model.Quantized(); note != "" {
+		w.notices = append(w.notices, note)
+	}
 	defer func() {
 		if err != nil {
 			w.Close()
@@ -213,6 +216,9 @@ func export(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		fmt.Fprintf(env.Stderr, "wrote %s: the weights after step %d\n", f.out, c.Step)
+		if note := e.From.Quantized(); note != "" && f.dtype == "" {
+			fmt.Fprintf(env.Stderr, "note: %s\n", note)
+		}
 		if !f.adapter && !hf.HasTokenizer(f.out) {
 			fmt.Fprintf(env.Stderr, "note: %s has no tokenizer, which programs need to read text: export with --tokenizer FOLDER to add one\n", f.out)
 		}

@@ -233,7 +233,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 			return nil, fmt.Errorf("%w: it is an adapter of another model", err)
 		}
 		for i := range s.parts {
-			w.places[s.parts[i].Name] = []location{{&s.parts[i], t}}
+			w.places[s.parts[i].Name] = []location{{&s.parts[i], &scaled{Tensor: t}}}
 		}
 	}
 	for _, t := range folder.Tensors() {

@@ -114,6 +114,17 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 		t := &w.folder.Tensors()[i]
 		source := safetensors.Source{Info: t.Info}
 		s := index[t.Name]
+		if isScale(w.folder, t.Name) {
+			continue
+		}
+		if t.DType == safetensors.F8E4M3 {
+			source.DType = exportTypes[cmp.Or(e.DType, e.From.value("dtype"))]
+		}
+		if s == nil && source.DType != t.DType {
+			source.Write = func(to io.Writer) error { return e.From.dequantize(ctx, to, w.folder, t, source.DType) }
+			list = append(list, source)
+			continue
+		}
 		if s == nil || s.constant() && e.DType == "" {
 			source.Write = func(to io.Writer) error { return copyValues(ctx, to, t, 0) }
 			list = append(list, source)
@@ -266,6 +277,9 @@ func (e *Export) config() ([]byte, error) {
 	text, err := e.Edited, error(nil)
 	if text == nil {
 		text, err = infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
+	}
+	if err == nil && len(e.From.blocks) > 0 {
+		text, err = withoutBlocks(text)
 	}
 	if err != nil || e.DType == "" {
 		return text, err

@@ -29,7 +29,8 @@ type Model struct {
 	arch  *architecture
 	conf  *config
 	whole *config // differs from conf if outer
-	outer bool    // the language model is a part of the folder's model
+	blocks
+	outer bool // the language model is a part of the folder's model
 }
 
 // Context returns the maximum number of tokens per sequence according to the config, or 0 if it gives none.
@@ -83,19 +84,15 @@ func ReadModel(dir string) (*Model, error) {
 }
 
 func newModel(name, dir string, c *config) (*Model, error) {
-	if c.has("quantization_config") {
-		q := c.object("quantization_config")
-		method := "weights"
-		if q.has("quant_method") {
-			method = q.word("quant_method") + " weights"
-		}
-		return nil, fmt.Errorf("quantization_config: quantised %s are not supported; use the original folder", method)
+	quantized, err := readBlocks(c)
+	if err != nil {
+		return nil, err
 	}
 	a, inner := find(c)
 	if *c.err != nil {
 		return nil, *c.err
 	}
-	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, whole: c, outer: inner != c}
+	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, whole: c, outer: inner != c, blocks: quantized}
 	inner.keys = a.keys
 	dropouts := inner.accept()
 	if m.outer {
@@ -106,6 +103,9 @@ func newModel(name, dir string, c *config) (*Model, error) {
 	}
 	m.set("family", m.arch.family, "model_type = "+a.modelType)
 	a.read(m, inner)
+	if note := m.Quantized(); note != "" {
+		m.notice("quantization_config: %s", note)
+	}
 	if inner.row("layer_types") == nil && inner.has("layer_types") {
 		m.checkedTypes(inner)
 		inner.used["layer_types"] = false

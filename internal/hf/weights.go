@@ -32,7 +32,7 @@ type Weights struct {
 
 type location struct {
 	part   *part
-	tensor *safetensors.Tensor
+	tensor *scaled
 }
 
 // OpenWeights opens the weights of a folder for the tensors of a model. The folder must contain all
@@ -64,13 +64,17 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 		if err := s.accepts(t); err != nil {
 			return nil, err
 		}
+		values, err := m.blocks.in(folder, t)
+		if err != nil {
+			return nil, err
+		}
 		for i := range s.parts {
 			name := s.parts[i].Name
-			w.places[name] = append(w.places[name], location{&s.parts[i], t})
+			w.places[name] = append(w.places[name], location{&s.parts[i], values})
 		}
 	}
 	for _, t := range folder.Tensors() {
-		if known[t.Name] {
+		if known[t.Name] || isScale(folder, t.Name) {
 			continue
 		}
 		if err := w.ignore(m, &t, rename); err != nil {
@@ -134,7 +138,7 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 	switch {
 	case !slices.Equal(t.Shape, shape):
 		return fmt.Errorf("%s: tensor %q has shape %v, but the model needs %v", t.File, t.Name, t.Shape, shape)
-	case !safetensors.Convertible(t.DType):
+	case !safetensors.Convertible(t.DType) && t.DType != safetensors.F8E4M3:
 		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are supported", t.File, t.Name, t.DType)
 	}
 	return nil

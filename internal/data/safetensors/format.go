@@ -20,6 +20,8 @@ const (
 	F32  = "F32"
 	F16  = "F16"
 	BF16 = "BF16"
+
+	F8E4M3 = "F8_E4M3" // only read
 )
 
 // typeBits is the size of one value of each type of the format.

@@ -9,7 +9,10 @@ import (
 // Convertible reports whether values of a type can be read and written as f32.
 func Convertible(dtype string) bool { return dtype == F32 || dtype == F16 || dtype == BF16 }
 
-// widen converts little-endian values of a convertible type to f32 without rounding.
+// readable reports whether values of a type can be read as f32.
+func readable(dtype string) bool { return Convertible(dtype) || dtype == F8E4M3 }
+
+// widen converts little-endian values of a readable type to f32 without rounding.
 func widen(out []float32, in []byte, dtype string) {
 	switch dtype {
 	case F32:
@@ -24,7 +27,24 @@ func widen(out []float32, in []byte, dtype string) {
 		for i := range out {
 			out[i] = fromF16(binary.LittleEndian.Uint16(in[2*i:]))
 		}
+	case F8E4M3:
+		for i := range out {
+			out[i] = fromF8(in[i])
+		}
 	}
+}
+
+// fromF8 returns the value of a number in FP8 with four bits of exponent and three of mantissa, which has no infinities.
+func fromF8(b byte) float32 {
+	exponent, mantissa := int(b>>3&15), float64(b&7)/8
+	value := math.Ldexp(1+mantissa, exponent-7)
+	switch {
+	case b&0x7f == 0x7f:
+		value = math.NaN()
+	case exponent == 0:
+		value = math.Ldexp(mantissa, -6)
+	}
+	return float32(math.Copysign(value, 1-2*float64(b>>7)))
 }
 
 // Append converts f32 values to a convertible type, rounding to nearest, ties to even, and appends them. If a

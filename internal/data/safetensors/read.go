@@ -214,11 +214,11 @@ func (t *Tensor) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // Float32s reads len(out) values, starting at the element with index first, and converts them to f32 without
-// rounding. The type must be convertible. buffer holds raw bytes; it is returned for the next call, enlarged if it
+// rounding. The type must be convertible or F8_E4M3. buffer holds raw bytes; it is returned for the next call, enlarged if it
 // was too small.
 func (t *Tensor) Float32s(out []float32, first int64, buffer []byte) ([]byte, error) {
-	if !Convertible(t.DType) {
-		return buffer, fmt.Errorf("tensor %q has values of type %s; F32, F16 and BF16 can be read", t.Name, t.DType)
+	if !readable(t.DType) {
+		return buffer, fmt.Errorf("tensor %q has values of type %s; F32, F16, BF16 and F8_E4M3 can be read", t.Name, t.DType)
 	}
 	width := int64(typeBits[t.DType] / 8)
 	n := int64(len(out)) * width
