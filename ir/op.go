@@ -149,7 +149,7 @@ func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption 
 
 // Functions lists the elementwise functions of the opcodes activation and glu, indexed by the value of the
 // attribute named function.
-var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
+var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2", "sigmoid"}
 
 // Values of the attribute `as` of load_tokens.
 const (
@@ -167,6 +167,7 @@ const (
 	Gelu                  // x/2 * (1 + erf(x/sqrt(2)))
 	Silu                  // x / (1 + exp(-x))
 	Relu2                 // max(x, 0)^2
+	Sigmoid               // 1 / (1 + exp(-x))
 )
 
 // AttrInfo is one attribute of an opcode.
@@ -572,7 +573,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Activation: {
 		Name: "activation", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = function(x): gelu_tanh is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), gelu is x/2 * (1 + erf(x/sqrt(2))), silu is x * sigmoid(x), relu2 is max(x, 0)^2.",
+		Doc: "y = function(x): gelu_tanh is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), gelu is x/2 * (1 + erf(x/sqrt(2))), silu is x * sigmoid(x), relu2 is max(x, 0)^2, sigmoid is 1 / (1 + exp(-x)).",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},

@@ -283,7 +283,8 @@ var modelKeys = []*Key{
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
 		Doc: "Number added to the variance before the square root is taken.",
 		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
-	{Block: blockModel, Name: "activation", takes: names(ir.Functions...), Default: "silu", Example: "gelu_tanh",
+	// The last of the functions, sigmoid, is for gates: it does not turn the zeros of padding into zeros.
+	{Block: blockModel, Name: "activation", takes: names(ir.Functions[:ir.Sigmoid]...), Default: "silu", Example: "gelu_tanh",
 		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, and `relu2` is the square of ReLU.",
 		set: func(s *Spec, v value) { s.Model.Activation = v.name }},
 	{Block: blockModel, Name: "gated", takes: names("true", "false"), Default: "true", Example: "false",

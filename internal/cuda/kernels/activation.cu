@@ -2,18 +2,18 @@
 // writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
-// sigmoid returns 1 / (1 + exp(-x)). For f32 results it is accurate except for the last few bits. For bf16 results
+// logistic returns 1 / (1 + exp(-x)). For f32 results it is accurate except for the last few bits. For bf16 results
 // it uses the special function unit; the relative error is at most (|x| + 4) * 2^-23 for x above -80. For |x| < 100
 // this is less than a hundredth of bf16's rounding error of 2^-9.
-DEV float sigmoid(const float *, float x) { return 1.0f / (1.0f + expf(-x)); }
-DEV float sigmoid(const bf16 *, float x) { return reciprocal(1.0f + quick_exp(-x)); }
+DEV float logistic(const float *, float x) { return 1.0f / (1.0f + expf(-x)); }
+DEV float logistic(const bf16 *, float x) { return reciprocal(1.0f + quick_exp(-x)); }
 
 // gelu_gate returns sigmoid(2u) and sets slope to du/dx, for u = sqrt(2/pi) * (x + 0.044715 x^3). x * sigmoid(2u)
 // equals 0.5 * x * (1 + tanh(u)), without the cancellation.
 template <class T> DEV float gelu_gate(const T *p, float x, float *slope) {
     const float a = 0.7978845608028654f, b = 0.044715f;
     *slope = a * (1.0f + 3.0f * b * x * x);
-    return sigmoid(p, 2.0f * a * x * (1.0f + b * x * x));
+    return logistic(p, 2.0f * a * x * (1.0f + b * x * x));
 }
 
 // Value is f(x) and its slope f'(x). The functions' pointer argument selects the type of their results.
@@ -56,8 +56,12 @@ template <class T> DEV Value gelu(const T *p, float x) {
     return {x * below, below + x * 0.3989422804014327f * e};
 }
 template <class T> DEV Value silu(const T *p, float x) {
-    const float s = sigmoid(p, x), y = x * s;
+    const float s = logistic(p, x), y = x * s;
     return {y, s + y * (1.0f - s)};
+}
+template <class T> DEV Value sigmoid(const T *p, float x) {
+    const float s = logistic(p, x);
+    return {s, s * (1.0f - s)};
 }
 template <class T> DEV Value relu2(const T *, float x) {
     const float r = fmaxf(x, 0.0f);
@@ -110,5 +114,6 @@ template <class T> DEV Value relu2(const T *, float x) {
     ACTIVATION(gelu_tanh, S, T)  \
     ACTIVATION(gelu, S, T)       \
     ACTIVATION(silu, S, T)       \
-    ACTIVATION(relu2, S, T)
+    ACTIVATION(relu2, S, T)      \
+    ACTIVATION(sigmoid, S, T)
 FOR_TYPES(ACTIVATIONS)

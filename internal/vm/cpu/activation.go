@@ -65,6 +65,19 @@ var functions = []function{
 			}
 		},
 	},
+	ir.Sigmoid: {
+		func(y, x []float32) {
+			for i, v := range x {
+				y[i] = float32(sigmoid(float64(v)))
+			}
+		},
+		func(dx, x, dy []float32) {
+			for i, v := range x {
+				s := sigmoid(float64(v))
+				dx[i] = float32(float64(dy[i]) * s * (1 - s))
+			}
+		},
+	},
 }
 
 // normalCDF is the cumulative distribution function of the standard normal distribution, without cancellation in

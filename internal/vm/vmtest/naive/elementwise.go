@@ -31,6 +31,8 @@ var functions = map[string]func(x float64) (y, slope float64){
 	},
 	"silu":  func(x float64) (y, slope float64) { return x * sigmoid(x), sigmoid(x) + x*sigmoid(x)*(1-sigmoid(x)) },
 	"relu2": func(x float64) (y, slope float64) { return math.Max(x, 0) * math.Max(x, 0), 2 * math.Max(x, 0) }, // So et al., 2021
+
+	"sigmoid": func(x float64) (y, slope float64) { return sigmoid(x), sigmoid(x) * (1 - sigmoid(x)) },
 }
 
 func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }

@@ -16,6 +16,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "silu": F.silu,
     "relu2": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
 }
 
 
