@@ -280,12 +280,34 @@ func drawnModel(r *rand.Rand) string {
 	give("ffn", 5+r.IntN(12))
 	give("vocab", 11+r.IntN(40))
 	give("dtype", pick("f32", "bf16"))
+	if strings.Contains(family, "moe") || family == "mixtral" || family == "minimax_m2" {
+		experts := 4 * (1 + r.IntN(2))
+		give("num_experts", experts)
+		give("num_experts_per_tok", 1+r.IntN(3))
+		give("moe_intermediate_size", 5+r.IntN(6))
+		for _, trait := range []struct {
+			name   string
+			values []any
+		}{
+			{"norm_topk_prob", []any{true, false}}, {"first_k_dense_replace", []any{0, 1}}, {"mlp_only_layers", []any{"[]", "[1]"}}, {"decoder_sparse_step", []any{1, 2}},
+			{"routed_scaling_factor", []any{1, 2.5}}, {"shared_expert_intermediate_size", []any{0, 5, 10}}, {"scoring_func", []any{"softmax", "sigmoid", "softmax_topk"}},
+			{"e_score_correction_bias", []any{true, false}}, {"shared_expert_gate", []any{true, false}},
+		} {
+			if r.IntN(5) == 0 {
+				give(trait.name, trait.values[r.IntN(len(trait.values))])
+			}
+		}
+		if r.IntN(5) == 0 {
+			give("n_group", experts/2)
+			give("topk_group", 2)
+		}
+	}
 	for _, trait := range []struct {
 		name   string
 		values []any
 	}{
 		{"norm_eps", []any{1e-6, 1e-3, 0.05}}, {"tied", []any{true, false}}, {"activation", []any{"silu", "gelu", "gelu_tanh", "relu2"}},
-		{"bias", []any{"[]", "[qkv]", "[qkv, attn_out]", "[mlp]", "[qkv, attn_out, mlp]"}}, {"qk_norm", []any{"none", "head", "all"}},
+		{"bias", []any{"[]", "[qkv]", "[qkv, attn_out]", "[mlp]", "[qkv, attn_out, mlp]"}}, {"qk_norm", []any{"none", "head", "all", "rotated"}},
 		{"norm_place", []any{"pre", "post", "pre_post"}}, {"norm_offset", []any{0, 1}}, {"norm", []any{"rmsnorm", "layernorm"}},
 		{"embed_scale", []any{1, "sqrt_hidden"}}, {"attn_scale", []any{0.25, 0.5, 0.3, 1}}, {"attn_softcap", []any{0, 2, 5}}, {"logit_softcap", []any{0, 2, 5}},
 		{"window", []any{0, 1, 3, 5, 4096, "[3, 0]", "[0, 0, 5]", "[5, 4, 0]"}}, {"rope_theta", []any{100, 1000, 10000}}, {"rope_local_theta", []any{50, 10000}},
@@ -306,7 +328,7 @@ func drawnModel(r *rand.Rand) string {
 		case "llama3":
 			give("rope_high", pick(3, 4))
 		case "yarn":
-			for name, value := range map[string]any{"rope_fast": 8, "rope_slow": 0.5, "rope_truncate": false, "rope_amplitude": 1.25} {
+			for name, value := range map[string]any{"rope_fast": 8, "rope_slow": 0.5, "rope_truncate": false, "rope_amplitude": 1.25, "rope_beta": 0.4} {
 				if r.IntN(3) == 0 {
 					give(name, value)
 				}

@@ -1,0 +1,80 @@
+package hf_test
+
+import (
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sppo.dev/internal/data/safetensors"
+	"sppo.dev/internal/hf"
+	"sppo.dev/lang"
+)
+
+// placed gives every element its row and column as its value.
+type placed struct{}
+
+func (placed) Read(_ string, row, col, rows, cols int64, out []float32) error {
+	for i := range out {
+		out[i] = float32((row+int64(i)/cols)*1000 + col + int64(i)%cols)
+	}
+	return nil
+}
+
+// The second matrices of adapters change the order of elements of heads as the matrices do that they adapt. Blocks that begin and end
+// inside a head have the same values as whole tensors.
+func TestAdaptersOfNeighbours(t *testing.T) {
+	const dim = 6
+	dir := filepath.Join("testdata", "models", "ernie-4.5")
+	program := compile(t, dir, 1, readExpected(t, dir), "train.adapter=lora(rank = 2, alpha = 4)")
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, of := filepath.Join(t.TempDir(), "adapter"), lang.Model(program.Model)
+	if err := model.WriteAdapter(t.Context(), out, placed{}, program.Tensors, &of); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.OpenFile(filepath.Join(out, hf.AdapterWeights))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, name := range []string{"q_proj", "k_proj", "v_proj"} {
+		x := f.Find("base_model.model.model.layers.1.self_attn." + name + ".lora_B.weight") // [out, rank]
+		values := make([]float32, x.Elements())
+		if _, err := x.Float32s(values, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range values {
+			row := i / 2
+			if name != "v_proj" {
+				row = row/dim*dim + row%dim/2 + row%2*dim/2
+			}
+			if want := float32(i%2*1000 + row); v != want {
+				t.Errorf("%s: value %d is %g, want %g", name, i, v, want)
+			}
+		}
+	}
+	w, err := model.OpenAdapter(out, program.Tensors, &of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, tensor := range program.Tensors {
+		if !strings.HasSuffix(tensor.Name, ".lora_b") {
+			continue
+		}
+		rows, cols := tensor.Shape[0], min(5, tensor.Shape[1]-1)
+		got, want := make([]float32, rows*cols), make([]float32, rows*cols)
+		if err := w.Read(tensor.Name, 0, 1, rows, cols, got); err != nil {
+			t.Fatal(err)
+		}
+		_ = placed{}.Read("", 0, 1, rows, cols, want)
+		for i := range want {
+			if math.Abs(float64(got[i]-want[i])) > 0 {
+				t.Fatalf("%s: value %d is %g, want %g", tensor.Name, i, got[i], want[i])
+			}
+		}
+	}
+}
