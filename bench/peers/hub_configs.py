@@ -283,6 +283,9 @@ def shrunk(c):
     heads, kv = (t.get(key, getattr(default, key)) for key in ("num_attention_heads", "num_key_value_heads"))
     t |= dict(hidden_size=2 * (t["hidden_size"] // heads), intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
               num_key_value_heads=1 if kv not in (None, heads) else 2, vocab_size=37, pad_token_id=None)
+    for key, size in (("moe_intermediate_size", 8), ("num_experts", 8), ("num_experts_per_tok", 2)):
+        if key in t:
+            t[key] = size
     for key in ("layer_types", "no_rope_layers"):
         if t.get(key):
             t[key] = t[key][:layers]
