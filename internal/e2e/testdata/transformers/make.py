@@ -109,6 +109,8 @@ class Tensors:
             layer |= GEMMA
         if family == "experts":
             layer |= EXPERTS
+        if family == "sinks":
+            layer["sinks"] = "self_attn.sinks"
         if family == "hunyuan":
             layer |= HUNYUAN
         if family == "nemotron":
@@ -190,12 +192,23 @@ def watch_routers(model, top):
     return margins
 
 
+class DenseMLP(transformers.models.llama.modeling_llama.LlamaMLP):
+    """Takes the place of gpt-oss's experts, to compare its attention with ours."""
+
+    def forward(self, x):
+        return super().forward(x), None
+
+
 def make(name, family, keys, config, folder):
     """config has transformers' keys; keys are the equivalent keys of a spec's model block."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**config)
     config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    if family == "sinks":
+        config.mlp_bias = False
+        for layer in model.model.layers:
+            layer.mlp = DenseMLP(config)
     tensors = Tensors(model, config, family)
     with torch.no_grad():
         for ours, (theirs, _, _) in tensors.places.items():
@@ -350,6 +363,13 @@ def configurations():
            o("mixtral", num_key_value_heads=1, head_dim=10, num_local_experts=5, num_experts_per_tok=3, tie_word_embeddings=True, **rope(1000000.0)) | dict(intermediate_size=11))
     yield ("mixtral-few", "experts", f"family = mixtral {ODD} kv_heads = 6 {moe(3, 2, 7)} rope_scaling = linear rope_factor = 2 rope_theta = 1000",
            o("mixtral", num_key_value_heads=6, num_local_experts=3, num_experts_per_tok=2, **rope(1000.0, rope_type="linear", factor=2.0)) | dict(intermediate_size=7))
+    sinks = "attn_sinks = true bias = [qkv, attn_out] layer_types = [sliding, full, sliding]"
+    yield ("sinks", "sinks", f"family = llama {KEYS} kv_heads = 2 head_dim = 8 {sinks} window = 5 rope_theta = 150000 rope_scaling = yarn rope_factor = 4 rope_original = 20 "
+           "rope_truncate = false",
+           c("gpt_oss", num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, **window(5, 1),
+             **rope(150000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20, truncate=False)))
+    yield ("sinks-odd", "sinks", f"family = llama {ODD} kv_heads = 1 head_dim = 10 {sinks} window = 11 rope_theta = 100 tied = true",
+           o("gpt_oss", num_key_value_heads=1, head_dim=10, num_local_experts=2, num_experts_per_tok=1, tie_word_embeddings=True, **window(11, 1), **rope(100.0)))
     half = lambda theta, share=0.5, **scaling: rope(theta, partial_rotary_factor=share, **scaling)
     glm = lambda experts, top, width, **more: dict(n_routed_experts=experts, num_experts_per_tok=top, moe_intermediate_size=width, num_mtp_layers=0) | more
     yield ("glm4_moe", "experts", f"family = glm4_moe {KEYS} kv_heads = 2 head_dim = 8 {moe(8, 2, 14)} shared_expert_intermediate_size = 14 first_k_dense_replace = 1",
