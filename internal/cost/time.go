@@ -146,9 +146,10 @@ func (c Model) Peak(d ir.DType) float64 {
 // scalarShare is an assumption: the share of the f32 peak that attention of bf16 heads reaches on GPUs without tensor cores.
 const scalarShare = 0.1
 
-// scanShare is an assumption: the rate of the products of a scan's chunks, relative to that of products with as many rows. The
-// chunks of a head follow each other.
-const scanShare = 0.5
+// scanShare is the rate of the products of a scan's chunks, relative to that of products with as many rows. The chunks of a head
+// follow each other. It is estimated from the latency of a GPU's second-level cache, through which the factors of these products
+// pass, and has never been measured. Processors are faster.
+const scanShare = 0.2
 
 // attention returns the FLOP rate of attention. Efficiency holds for heads of 128; others are slower on GPUs.
 func (c Model) attention(w ir.Work, efficiency []ir.CurvePoint) float64 {

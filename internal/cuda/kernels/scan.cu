@@ -7,6 +7,8 @@
 static const int ROWS = 64, SUB = 16; // of a chunk, and of its sub-blocks
 static const int SEGMENT = 1024;      // tokens of a segment; no chunk crosses its end
 
+static const int DEPTH = 64; // of a step along k
+
 // Product is c [m, n] = factor * a b, plus what is there if add is set; a and b have any strides. A kernel has one place where it
 // multiplies: its steps prepare operands and return products. Without rows, there is none.
 struct Product {
@@ -24,22 +26,22 @@ DEV Product no_product() {
     return p;
 }
 
-// multiply computes a product, 64x64 elements at a time, a thread 4x4 of them. left and right are 16 rows of 65. All threads call it;
-// it begins and ends with a barrier.
+// multiply computes a product, 64x64 elements at a time, a thread 4x4 of them, in steps of DEPTH along k. left and right are DEPTH rows of
+// 65. All threads call it; it begins and ends with a barrier.
 DEV void multiply(const Product &p, float *left, float *right) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     __syncthreads();
     for (int row = 0; row < p.m; row += 64) for (int column = 0; column < p.n; column += 64) {
         float sum[4][4] = {};
-        for (int base = 0; base < p.k; base += 16) {
+        for (int base = 0; base < p.k; base += DEPTH) {
             __syncthreads();
-            UNROLL_BY(1) for (int i = threadIdx.x; i < 64 * 16; i += 256) {
-                const int r = i / 16, d = i % 16;
+            UNROLL_BY(8) for (int i = threadIdx.x; i < 64 * DEPTH; i += 256) {
+                const int r = i / DEPTH, d = i % DEPTH;
                 left[d * 65 + r] = row + r < p.m && base + d < p.k ? p.a[(row + r) * p.a_row + (base + d) * p.a_k] : 0.0f;
                 right[d * 65 + r] = column + r < p.n && base + d < p.k ? p.b[(base + d) * p.b_k + (column + r) * p.b_column] : 0.0f;
             }
             __syncthreads();
-            UNROLL_BY(4) for (int d = 0; d < 16; d++)
+            UNROLL_BY(4) for (int d = 0; d < DEPTH; d++)
                 UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++)
                     sum[i][j] += left[d * 65 + y * 4 + i] * right[d * 65 + x * 4 + j];
         }
@@ -52,17 +54,17 @@ DEV void multiply(const Product &p, float *left, float *right) {
     __syncthreads();
 }
 
-// On tensor cores, left and right are 64 rows of 24: the upper halves of factors and, 64 rows later, the lower ones. A warp computes 16
+// On tensor cores, left and right are 64 rows of DEPTH + 8: the upper halves of factors and, 64 rows later, the lower ones. A warp computes 16
 // rows and 32 columns.
 DEV void multiply(const Product &p, bf16 *left, bf16 *right) {
-    const int lane = threadIdx.x & 31, own_row = (threadIdx.x >> 6) * 16, own_column = ((threadIdx.x >> 5) & 1) * 32, LOW = 64 * 24;
+    const int lane = threadIdx.x & 31, own_row = (threadIdx.x >> 6) * 16, own_column = ((threadIdx.x >> 5) & 1) * 32, LD = DEPTH + 8, LOW = 64 * LD;
     __syncthreads();
     for (int row = 0; row < p.m; row += 64) for (int column = 0; column < p.n; column += 64) {
         float sum[4][4] = {};
-        for (int base = 0; base < p.k; base += 16) {
+        for (int base = 0; base < p.k; base += DEPTH) {
             __syncthreads();
-            UNROLL_BY(1) for (int i = threadIdx.x; i < 64 * 16; i += 256) {
-                const int r = i / 16, d = i % 16, at = r * 24 + d;
+            UNROLL_BY(8) for (int i = threadIdx.x; i < 64 * DEPTH; i += 256) {
+                const int r = i / DEPTH, d = i % DEPTH, at = r * LD + d;
                 const float x = row + r < p.m && base + d < p.k ? p.a[(row + r) * p.a_row + (base + d) * p.a_k] : 0.0f;
                 const float y = column + r < p.n && base + d < p.k ? p.b[(base + d) * p.b_k + (column + r) * p.b_column] : 0.0f;
                 store(left + at, x);
@@ -71,16 +73,18 @@ DEV void multiply(const Product &p, bf16 *left, bf16 *right) {
                 store(right + at + LOW, y - as_float(right[at]));
             }
             __syncthreads();
-            u32 a_high[4], a_low[4], b_high[4], b_low[4];
-            frag_a(a_high, left, 24, own_row, 0);
-            frag_a(a_low, left + LOW, 24, own_row, 0);
-            UNROLL for (int half = 0; half < 2; half++) {
-                frag_b(b_high, right, 24, own_column + 16 * half, 0);
-                frag_b(b_low, right + LOW, 24, own_column + 16 * half, 0);
-                UNROLL for (int j = 0; j < 2; j++) {
-                    mma16816(sum[2 * half + j], a_low, b_high + 2 * j);
-                    mma16816(sum[2 * half + j], a_high, b_low + 2 * j);
-                    mma16816(sum[2 * half + j], a_high, b_high + 2 * j);
+            UNROLL for (int d = 0; d < DEPTH; d += 16) {
+                u32 a_high[4], a_low[4], b_high[4], b_low[4];
+                frag_a(a_high, left, LD, own_row, d);
+                frag_a(a_low, left + LOW, LD, own_row, d);
+                UNROLL for (int half = 0; half < 2; half++) {
+                    frag_b(b_high, right, LD, own_column + 16 * half, d);
+                    frag_b(b_low, right + LOW, LD, own_column + 16 * half, d);
+                    UNROLL for (int j = 0; j < 2; j++) {
+                        mma16816(sum[2 * half + j], a_low, b_high + 2 * j);
+                        mma16816(sum[2 * half + j], a_high, b_low + 2 * j);
+                        mma16816(sum[2 * half + j], a_high, b_high + 2 * j);
+                    }
                 }
             }
         }
@@ -94,12 +98,12 @@ DEV void multiply(const Product &p, bf16 *left, bf16 *right) {
     }
     __syncthreads();
 }
-#define FACTORS_OF_float           \
-    SHARED(float, left, 16 * 65);  \
-    SHARED(float, right, 16 * 65);
-#define FACTORS_OF_bf16                \
-    SHARED(bf16, left, 2 * 64 * 24);   \
-    SHARED(bf16, right, 2 * 64 * 24);
+#define FACTORS_OF_float              \
+    SHARED(float, left, DEPTH * 65);  \
+    SHARED(float, right, DEPTH * 65);
+#define FACTORS_OF_bf16                        \
+    SHARED(bf16, left, 2 * 64 * (DEPTH + 8));  \
+    SHARED(bf16, right, 2 * 64 * (DEPTH + 8));
 
 // Sizes are the attributes of a scan.
 struct Sizes {
