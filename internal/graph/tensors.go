@@ -32,6 +32,18 @@ func (g *Model) EachTensor(visit func(name string, p *Param)) {
 	block(g.Head, "")
 }
 
+// Active returns the number of elements of the model's tensors that a token uses: of experts, only those that are chosen for it.
+func (g *Model) Active() (n int64) {
+	g.EachTensor(func(_ string, p *Param) {
+		if size := p.Shape[0] * p.Shape[1]; p.Planes > 0 && !p.Vector {
+			n += size / p.Planes * int64(g.TopExperts)
+		} else {
+			n += size
+		}
+	})
+	return n
+}
+
 // Parameters returns the number of trained and of frozen elements in the model's tensors.
 func (g *Model) Parameters() (trained, frozen int64) {
 	g.EachTensor(func(_ string, p *Param) {

@@ -109,6 +109,7 @@ type Documents struct {
 type Parameters struct {
 	Trained int64 `json:"trained"`
 	Frozen  int64 `json:"frozen"`
+	Active  int64 `json:"active,omitempty"` // elements that a token uses; 0: all
 }
 
 // Parallel is the layout of ranks: rank = (d*PP + i)*SP + k.

@@ -19,6 +19,9 @@ func (p *Plan) Tuned() bool { return p.Model.Adapter != "" || len(p.Train.Freeze
 func (p *Plan) trained() (untrained int, n Parameters) {
 	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
 	n.Trained, n.Frozen = g.Parameters()
+	if p.Model.Experts > 0 {
+		n.Active = g.Active()
+	}
 	return g.Untrained, n
 }
 

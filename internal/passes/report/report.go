@@ -53,8 +53,11 @@ func table(b *strings.Builder, rows func(line func(cells ...string))) {
 
 // title writes what is trained, and on which cluster.
 func title(p *plan.Plan, b *strings.Builder) {
-	fmt.Fprintf(b, "%s on %s: %s parameters, %s tokens per sequence, %s per step\n\n", p.Model.Name, p.Cluster.Name,
-		thousands(p.Parameters.Trained+p.Parameters.Frozen), words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
+	parameters := thousands(p.Parameters.Trained+p.Parameters.Frozen) + " parameters"
+	if p.Parameters.Active > 0 {
+		parameters += " (a token uses " + thousands(p.Parameters.Active) + ")"
+	}
+	fmt.Fprintf(b, "%s on %s: %s, %s tokens per sequence, %s per step\n\n", p.Model.Name, p.Cluster.Name, parameters, words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
 }
 
 func reportJob(p *plan.Plan, b *strings.Builder) {
@@ -552,8 +555,20 @@ func reportReasons(p *plan.Plan, b *strings.Builder) {
 	})
 }
 
-// widthsInWords returns the width of the MLPs, or the pattern of their widths.
+// widthsInWords returns the width of the MLPs, or the pattern of their widths, and those of experts.
 func widthsInWords(m *lang.Model) string {
+	if m.Experts > 0 {
+		dense := *m
+		dense.Experts = 0
+		text := fmt.Sprintf("%d in each of %d experts (%d per token)", m.ExpertFFN, m.Experts, m.TopExperts)
+		if m.SharedFFN > 0 {
+			text += fmt.Sprintf(", %d in a shared one", m.SharedFFN)
+		}
+		if len(m.MLPs) > 0 {
+			text += ", " + widthsInWords(&dense) + " in dense layers"
+		}
+		return text
+	}
 	if len(m.FFNs) > 0 {
 		return fmt.Sprint(m.FFNs)
 	}
