@@ -149,7 +149,7 @@ func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption 
 
 // Functions lists the elementwise functions of the opcodes activation and glu, indexed by the value of the
 // attribute named function.
-var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2", "sigmoid"}
+var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2", "sigmoid", "clamped_silu"}
 
 // Values of the attribute `as` of load_tokens.
 const (
@@ -163,11 +163,12 @@ const NoLabel = -1
 
 // Values of attributes of KindFunction.
 const (
-	GeluTanh int64 = iota // x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
-	Gelu                  // x/2 * (1 + erf(x/sqrt(2)))
-	Silu                  // x / (1 + exp(-x))
-	Relu2                 // max(x, 0)^2
-	Sigmoid               // 1 / (1 + exp(-x))
+	GeluTanh    int64 = iota // x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+	Gelu                     // x/2 * (1 + erf(x/sqrt(2)))
+	Silu                     // x / (1 + exp(-x))
+	Relu2                    // max(x, 0)^2
+	Sigmoid                  // 1 / (1 + exp(-x))
+	ClampedSilu              // x' / (1 + exp(-1.702 x')) with x' = min(x, 7); glu multiplies by min(max(up, -7), 7) + 1
 )
 
 // AttrInfo is one attribute of an opcode.
@@ -573,7 +574,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Activation: {
 		Name: "activation", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = function(x): gelu_tanh is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), gelu is x/2 * (1 + erf(x/sqrt(2))), silu is x * sigmoid(x), relu2 is max(x, 0)^2, sigmoid is 1 / (1 + exp(-x)).",
+		Doc: "y = function(x): gelu_tanh is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), gelu is x/2 * (1 + erf(x/sqrt(2))), silu is x * sigmoid(x), relu2 is max(x, 0)^2, sigmoid is 1 / (1 + exp(-x)), clamped_silu is x' * sigmoid(1.702 x') with x' = min(x, 7).",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},
@@ -594,7 +595,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	GLU: {
 		Name: "glu", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = function(gate) * up; with silu, this is SwiGLU.",
+		Doc: "y = function(gate) * up; with silu, this is SwiGLU. With clamped_silu, up is bounded to -7 to 7 first, and 1 is added.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "gate", Types: "T", Dims: "r,c"},

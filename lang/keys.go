@@ -283,9 +283,9 @@ var modelKeys = []*Key{
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
 		Doc: "Number added to the variance before the square root is taken.",
 		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
-	// The last of the functions, sigmoid, is for gates: it does not turn the zeros of padding into zeros.
-	{Block: blockModel, Name: "activation", takes: names(ir.Functions[:ir.Sigmoid]...), Default: "silu", Example: "gelu_tanh",
-		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, and `relu2` is the square of ReLU.",
+	// The function sigmoid is for gates: it does not turn the zeros of padding into zeros.
+	{Block: blockModel, Name: "activation", takes: names(append(slices.Clone(ir.Functions[:ir.Sigmoid]), ir.Functions[ir.ClampedSilu])...), Default: "silu", Example: "gelu_tanh",
+		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` is the approximation that GPT-2 and Gemma use, `relu2` is the square of ReLU, and `clamped_silu` is that of gpt-oss, which bounds the gate and the other projection by 7 and adds 1 to the latter.",
 		set: func(s *Spec, v value) { s.Model.Activation = v.name }},
 	{Block: blockModel, Name: "gated", takes: names("true", "false"), Default: "true", Example: "false",
 		Doc: "Whether the MLP multiplies one projection by the activation of another; with `silu`, this is SwiGLU.",

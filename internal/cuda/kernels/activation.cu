@@ -68,6 +68,18 @@ template <class T> DEV Value relu2(const T *, float x) {
     return {r * r, 2.0f * r};
 }
 
+// clamped_silu is gpt-oss's. glu also bounds what it multiplies by, and adds 1.
+template <class T> DEV Value clamped_silu(const T *p, float x) {
+    const float v = fminf(x, 7.0f), s = logistic(p, 1.702f * v), y = v * s;
+    return {y, x > 7.0f ? 0.0f : s + 1.702f * y * (1.0f - s)};
+}
+#define UP_gelu_tanh(u) Value{u, 1.0f}
+#define UP_gelu(u) Value{u, 1.0f}
+#define UP_silu(u) Value{u, 1.0f}
+#define UP_relu2(u) Value{u, 1.0f}
+#define UP_sigmoid(u) Value{u, 1.0f}
+#define UP_clamped_silu(u) Value{fminf(fmaxf(u, -7.0f), 7.0f) + 1.0f, fabsf(u) > 7.0f ? 0.0f : 1.0f}
+
 #define ACTIVATION(F, S, T)                                                             \
     KERNEL(activation_##F##_##S, (T * y, const T *x, i64 n)) {                          \
         EACH8(i, n) {                                                                   \
@@ -91,7 +103,7 @@ template <class T> DEV Value relu2(const T *, float x) {
             float g[8], u[8];                                                           \
             load_some(gate + i, g, n - i);                                              \
             load_some(up + i, u, n - i);                                                \
-            UNROLL for (int j = 0; j < 8; j++) g[j] = F(y, g[j]).f * u[j];              \
+            UNROLL for (int j = 0; j < 8; j++) g[j] = F(y, g[j]).f * UP_##F(u[j]).f;    \
             store_some(y + i, g, n - i);                                                \
         }                                                                               \
     }                                                                                   \
@@ -102,9 +114,9 @@ template <class T> DEV Value relu2(const T *, float x) {
             load_some(up + i, u, n - i);                                                \
             load_some(dy + i, d, n - i);                                                \
             UNROLL for (int j = 0; j < 8; j++) {                                        \
-                const Value v = F(dy, g[j]);                                            \
-                g[j] = d[j] * u[j] * v.slope;                                           \
-                u[j] = d[j] * v.f;                                                      \
+                const Value v = F(dy, g[j]), w = UP_##F(u[j]);                          \
+                g[j] = d[j] * w.f * v.slope;                                            \
+                u[j] = d[j] * v.f * w.slope;                                            \
             }                                                                           \
             store_some(dgate + i, g, n - i);                                            \
             store_some(dup + i, u, n - i);                                              \
@@ -115,5 +127,6 @@ template <class T> DEV Value relu2(const T *, float x) {
     ACTIVATION(gelu, S, T)       \
     ACTIVATION(silu, S, T)       \
     ACTIVATION(relu2, S, T)      \
-    ACTIVATION(sigmoid, S, T)
+    ACTIVATION(sigmoid, S, T) \
+    ACTIVATION(clamped_silu, S, T)
 FOR_TYPES(ACTIVATIONS)

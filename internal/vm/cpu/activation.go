@@ -78,6 +78,33 @@ var functions = []function{
 			}
 		},
 	},
+	ir.ClampedSilu: {
+		func(y, x []float32) {
+			for i, v := range x {
+				w := min(float64(v), clamp)
+				y[i] = float32(w * sigmoid(clampedSlope*w))
+			}
+		},
+		func(dx, x, dy []float32) {
+			for i, v := range x {
+				w := float64(v)
+				s := sigmoid(clampedSlope * w)
+				if dx[i] = float32(float64(dy[i]) * (s + clampedSlope*w*s*(1-s))); w > clamp {
+					dx[i] = 0
+				}
+			}
+		},
+	},
+}
+
+// Numbers of clamped_silu: the bound, and the slope of the sigmoid.
+const clamp, clampedSlope = 7, 1.702
+
+// clampUp computes by what glu multiplies with clamped_silu.
+func clampUp(out, up []float32) {
+	for i, v := range up {
+		out[i] = min(max(v, -clamp), clamp) + 1
+	}
 }
 
 // normalCDF is the cumulative distribution function of the standard normal distribution, without cancellation in
@@ -104,12 +131,18 @@ func glu(b *binder) func() {
 	if int64(b.int("function")) == ir.Silu {
 		return b.each([]string{"y"}, operands, func(out, in [][]float32) { simd.SwiGLU(out[0], in[0], in[1]) })
 	}
-	f, rows := b.function(), b.rowBuffers()
+	f, rows, clamped := b.function(), b.rowBuffers(), int64(b.int("function")) == ir.ClampedSilu
 	return b.each([]string{"y"}, operands, func(out, in [][]float32) {
-		act := rows.take(len(out[0]))
+		n := len(out[0])
+		buffer := rows.take(2 * n)
+		act, up := buffer[:n], in[1]
 		f.forward(act, in[0])
-		simd.Mul(out[0], act, in[1])
-		rows.give(act)
+		if clamped {
+			up = buffer[n:]
+			clampUp(up, in[1])
+		}
+		simd.Mul(out[0], act, up)
+		rows.give(buffer)
 	})
 }
 
@@ -118,15 +151,24 @@ func gluGrad(b *binder) func() {
 	if int64(b.int("function")) == ir.Silu {
 		return b.each(results, operands, func(out, in [][]float32) { simd.SwiGLUBackward(out[0], out[1], in[1], in[2], in[0]) })
 	}
-	f, rows := b.function(), b.rowBuffers()
+	f, rows, clamped := b.function(), b.rowBuffers(), int64(b.int("function")) == ir.ClampedSilu
 	return b.each(results, operands, func(out, in [][]float32) {
 		n := len(out[0])
-		buffer := rows.take(2 * n)
-		act, dact := buffer[:n], buffer[n:]
+		buffer := rows.take(3 * n)
+		act, dact := buffer[:n], buffer[n:2*n]
 		dy, gate, up := in[0], in[1], in[2]
 		f.forward(act, gate)
-		simd.Mul(dact, dy, up)
 		simd.Mul(act, act, dy)
+		if clamped {
+			for i, v := range up {
+				if v < -clamp || v > clamp {
+					act[i] = 0
+				}
+			}
+			up = buffer[2*n:]
+			clampUp(up, in[2])
+		}
+		simd.Mul(dact, dy, up)
 		f.backward(dact, gate, dact)
 		copy(out[0], dact)
 		copy(out[1], act)

@@ -32,6 +32,13 @@ var functions = map[string]func(x float64) (y, slope float64){
 	"silu":  func(x float64) (y, slope float64) { return x * sigmoid(x), sigmoid(x) + x*sigmoid(x)*(1-sigmoid(x)) },
 	"relu2": func(x float64) (y, slope float64) { return math.Max(x, 0) * math.Max(x, 0), 2 * math.Max(x, 0) }, // So et al., 2021
 
+	"clamped_silu": func(x float64) (y, slope float64) { // gpt-oss
+		s := sigmoid(1.702 * math.Min(x, 7))
+		if x > 7 {
+			return 7 * s, 0
+		}
+		return x * s, s + 1.702*x*s*(1-s)
+	},
 	"sigmoid": func(x float64) (y, slope float64) { return sigmoid(x), sigmoid(x) * (1 - sigmoid(x)) },
 }
 
@@ -60,12 +67,31 @@ func ActivateGrad(function string, x, dy []float64) []float64 {
 	return dx
 }
 
-// GLU (Shazeer, 2020) returns function(gate) * up.
-func GLU(function string, gate, up []float64) []float64 { return times(Activate(function, gate), up) }
+// GLU (Shazeer, 2020) returns function(gate) * up. With clamped_silu, it bounds up by 7 and adds 1.
+func GLU(function string, gate, up []float64) []float64 {
+	up, _ = clamped(function, up)
+	return times(Activate(function, gate), up)
+}
+
+// clamped returns by what GLU multiplies, and its slope.
+func clamped(function string, up []float64) (y, slope []float64) {
+	for _, u := range up {
+		v, d := u, 1.0
+		if function == "clamped_silu" {
+			if v = math.Max(-7, math.Min(u, 7)); v != u {
+				d = 0
+			}
+			v++
+		}
+		y, slope = append(y, v), append(slope, d)
+	}
+	return y, slope
+}
 
 // GLUGrad returns the gradients of GLU.
 func GLUGrad(function string, gate, up, dy []float64) (dgate, dup []float64) {
-	return ActivateGrad(function, gate, times(dy, up)), times(dy, Activate(function, gate))
+	up, slope := clamped(function, up)
+	return ActivateGrad(function, gate, times(dy, up)), times(times(dy, slope), Activate(function, gate))
 }
 
 func times(a, b []float64) []float64 {

@@ -17,7 +17,15 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu2": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "clamped_silu": lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
+
+
+def gated(function: str, gate: Tensor, up: Tensor) -> Tensor:
+    """What glu computes."""
+    if function == "clamped_silu":
+        up = up.clamp(-7, 7) + 1
+    return FUNCTIONS[function](gate) * up
 
 
 @opcode
@@ -32,12 +40,12 @@ def activation_grad(dx: Tensor, dy: Tensor, x: Tensor, *, function: str) -> None
 
 @opcode
 def glu(y: Tensor, gate: Tensor, up: Tensor, *, function: str) -> None:
-    store(y, FUNCTIONS[function](gate.float()) * up.float())
+    store(y, gated(function, gate.float(), up.float()))
 
 
 @opcode
 def glu_grad(dgate: Tensor, dup: Tensor, dy: Tensor, gate: Tensor, up: Tensor, *, function: str) -> None:
-    of_gate, of_up = vjp(lambda g, u: FUNCTIONS[function](g) * u, [gate, up], dy)
+    of_gate, of_up = vjp(lambda g, u: gated(function, g, u), [gate, up], dy)
     store(dgate, of_gate)
     store(dup, of_up)
 
