@@ -49,6 +49,9 @@ var Families = []Family{
 	{"mixtral", "Mixtral", map[string]string{"rope_theta": "1000000"}},
 	{"glm4_moe", "GLM-4.5 to GLM-4.7", map[string]string{"bias": "[qkv]", "head_dim": "128", "rope_theta": "1000000", "rope_partial": "0.5",
 		"scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
+	{"gpt_oss", "gpt-oss", map[string]string{"bias": "[qkv, attn_out, router, experts]", "head_dim": "64", "attn_sinks": "true", "activation": "clamped_silu",
+		"scoring_func": "softmax_topk", "rope_theta": "150000", "rope_scaling": "yarn", "rope_factor": "32", "rope_original": "4K", "rope_truncate": "false",
+		"window": "128", "layer_types": "[sliding, full]"}},
 	{"minimax_m2", "MiniMax-M2", map[string]string{"qk_norm": "all", "head_dim": "128", "rope_theta": "5000000", "rope_partial": "0.5", "norm_eps": "1e-6",
 		"scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
 	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{

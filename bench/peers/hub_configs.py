@@ -36,6 +36,7 @@ CLASSES = {
     "olmo3": hub.Olmo3Config, "seed_oss": hub.SeedOssConfig, "granite": hub.GraniteConfig, "exaone4": hub.Exaone4Config,
     "ministral3": hub.Ministral3Config, "hunyuan_v1_dense": hub.HunYuanDenseV1Config, "ernie4_5": hub.Ernie4_5Config,
     "qwen3_moe": hub.Qwen3MoeConfig, "mixtral": hub.MixtralConfig, "glm4_moe": hub.Glm4MoeConfig, "minimax_m2": hub.MiniMaxM2Config,
+    "gpt_oss": hub.GptOssConfig,
     "ministral": hub.MinistralConfig, "gpt2": hub.GPT2Config, "gemma3": hub.Gemma3Config, "mistral3": hub.Mistral3Config,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
@@ -76,13 +77,14 @@ VALUES = SIZES | dict(
     attention_multiplier=[0.5, 0.125], logits_scaling=[8, 0.5, 1.3, 0], attention_out_bias=[True, False], use_bias=[True, False, None], num_experts=[2, 4, 5, 8, 0], n_routed_experts=[4, 8, 6], num_experts_per_tok=[1, 2, 3, 2],
     moe_intermediate_size=[5, 8], norm_topk_prob=[True, False], decoder_sparse_step=[1, 2, 3], mlp_only_layers=[None, [], [0], [1]], n_group=[1, 2, 4], topk_group=[1, 2],
     routed_scaling_factor=[1.0, 2.5], first_k_dense_replace=[0, 1, 2], n_shared_experts=[1, 2], output_router_logits=[True, False], router_aux_loss_coef=[0.01],
-    router_jitter_noise=[0.0, 0.1], num_mtp_layers=[0, 1], rotary_dim=[2, 4], num_nextn_predict_layers=[0, 1], eod_token_id=[None, 3], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
+    router_jitter_noise=[0.0, 0.1], num_mtp_layers=[0, 1], rotary_dim=[2, 4], swiglu_limit=[7.0, 5.0], swiglu_alpha=[1.702, 1.0], num_nextn_predict_layers=[0, 1], eod_token_id=[None, 3], residual_dropout=[0.1, 0.0], clip_qkv=[4.0], parallel_attn=[True],
     use_qk_norm=[True, False], mup_width_multiplier=[2.0], norm_type=["layernorm"], num_labels=[2], _num_labels=[1], tie_encoder_decoder=[True],
     multimodal_projector_bias=[True], image_token_index=[3], vision_feature_layer=[-1], mm_tokens_per_image=[4], projector_hidden_act=["gelu"],
 )
 EXPERTS = {
     "qwen3_moe": dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6), "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
     "glm4_moe": dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, num_mtp_layers=0), "minimax_m2": dict(num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": dict(num_local_experts=4, num_experts_per_tok=2),
 }
 VALUES["hidden_activation"] = VALUES["activation_function"] = VALUES["hidden_act"]
 VALUES["auto_map"] = [{"AutoConfig": "x.Y"}]
@@ -256,6 +258,8 @@ CASES = [
     ("glm4_moe", dict(routed_scaling_factor=2.5, norm_topk_prob=False, n_shared_experts=2, first_k_dense_replace=0)), ("glm4_moe", dict(partial_rotary_factor=1.0)),
     ("minimax_m2", dict(rotary_dim=4, num_key_value_heads=2)), ("minimax_m2", dict(rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5), num_key_value_heads=2)),
     ("minimax_m2", dict(num_key_value_heads=2)),
+    ("gpt_oss", dict()), ("gpt_oss", dict(WINDOW, rope_parameters=dict(rope_type="default", rope_theta=100.0))), ("gpt_oss", dict(WINDOW, attention_bias=False, hidden_act="gelu")),
+    ("gpt_oss", dict(sliding_window=3, layer_types=[FULL, FULL])), ("gpt_oss", dict(swiglu_limit=5.0)), ("gpt_oss", dict(rope_parameters=YARN)),
     ("ernie4_5", dict()), ("ernie4_5", dict(use_bias=True, tie_word_embeddings=False)), ("ernie4_5", dict(head_dim=None, rope_theta=100.0)),
     ("mistral3", dict(model_type="ministral3", rope_parameters=dict(YARN, llama_4_scaling_beta=0.5))),
     ("gemma3_text", dict(layer_types=[FULL, FULL], rope_scaling={k: v for k, v in YARN.items() if k != "rope_type"} | dict(type="yarn"))),
@@ -268,7 +272,7 @@ def case(name, keys):
     """Returns a small config with some keys."""
     if name == "gpt2":
         return dict(model_type=name, vocab_size=37, n_embd=8, n_layer=2, n_head=2, n_positions=32) | keys
-    head = {"head_dim": 6} if name in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gemma3", "mistral3", "hunyuan_v1_dense", "ministral3", "ernie4_5", "minimax_m2") else {}
+    head = {"head_dim": 6} if name in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gemma3", "mistral3", "hunyuan_v1_dense", "ministral3", "ernie4_5", "minimax_m2", "gpt_oss") else {}
     head |= EXPERTS.get(name, {})
     inner = dict(SMALL, model_type={"gemma3": "gemma3_text", "mistral3": "mistral"}.get(name, name)) | head | keys
     return dict(OUTER[name], model_type=name, text_config=inner) if name in OUTER else inner

@@ -138,6 +138,12 @@ MODELS = [
     ("minimax-m2-tied", hub.MiniMaxM2Config, dict(ODD, num_key_value_heads=2, head_dim=8, partial_rotary_factor=0.5, num_local_experts=3, num_experts_per_tok=2,
                                                  tie_word_embeddings=True), "bfloat16", "3KB"),
     ("minimax-m2-fused", hub.MiniMaxM2Config, dict(SMALL, num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2), "bfloat16", None),
+    ("gpt-oss", hub.GptOssConfig, dict(SMALL, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=5, rope_parameters=dict(YARN, truncate=False)), "bfloat16", None),
+    ("gpt-oss-plain", hub.GptOssConfig, dict(ODD, head_dim=6, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=3, sliding_window=4, attention_bias=False,
+                                            rope_parameters=dict(rope_type="default", rope_theta=100.0)), "float32", None),
+    ("gpt-oss-full", hub.GptOssConfig, dict(ODD, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=4, layer_types=[FULL] * 3, tie_word_embeddings=True,
+                                           rope_parameters=YARN), "bfloat16", "3KB"),
+    ("gpt-oss-window", hub.GptOssConfig, dict(SMALL, head_dim=10, num_local_experts=4, num_experts_per_tok=1, sliding_window=7, layer_types=[SLIDING] * 2), "bfloat16", None),
 ]
 
 

@@ -62,6 +62,7 @@ var architectures = []architecture{
 	{modelType: "qwen3_moe", class: "Qwen3MoeForCausalLM", family: "qwen3_moe", keys: qwenMoEKeys, theta: usualTheta, read: (*Model).qwenMoE, names: qwenMoENames},
 	{modelType: "mixtral", class: "MixtralForCausalLM", family: "mixtral", keys: mixtralKeys, theta: 1e6, read: (*Model).mixtral, names: mixtralNames},
 	{modelType: glmMoE, class: "Glm4MoeForCausalLM", family: glmMoE, keys: glmMoEKeys, theta: usualTheta, partial: true, read: (*Model).glmMoE, names: glmMoENames},
+	{modelType: "gpt_oss", class: "GptOssForCausalLM", family: "gpt_oss", keys: ossKeys, theta: 150000, read: (*Model).gptOss, names: ossNames},
 	{modelType: "minimax_m2", class: "MiniMaxM2ForCausalLM", family: "minimax_m2", keys: minimaxKeys, theta: 5e6, partial: true, read: (*Model).minimax, names: mixtralNames},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
 	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", keys: gemma2Keys, divides: true, theta: usualTheta, read: (*Model).gemma2, names: gemmaNames},
@@ -429,6 +430,32 @@ func (m *Model) qwenMoE(c *config) {
 func (m *Model) mixtral(c *config) {
 	m.mistral(c)
 	m.sparse(c, "num_local_experts", "intermediate_size")
+}
+
+// gptOss reads the config of gpt-oss, in which every second layer has a window.
+func (m *Model) gptOss(c *config) {
+	if !c.has("rope_parameters") && empty(c.members["rope_scaling"]) {
+		c.members["rope_parameters"] = json.RawMessage(`{"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1, "truncate": false,
+			"original_max_position_embeddings": 4096}`)
+	}
+	m.decoder(c)
+	m.rotary(c)
+	switch m.value("rope_scaling") { // the family has other defaults
+	case "":
+		m.set("rope_scaling", lang.ScalingNone, "rope_type")
+	case lang.ScalingYarn:
+		if m.value("rope_truncate") == "" {
+			m.set("rope_truncate", "true", "the default of transformers")
+		}
+	}
+	m.drop("bias")
+	bias := []string{lang.BiasRouter, lang.BiasExperts}
+	if c.truth("attention_bias") {
+		bias = append(bias, lang.BiasQKV, lang.BiasAttnOut)
+	}
+	m.setList("bias", bias, "attention_bias")
+	m.sparse(c, "num_local_experts", "intermediate_size")
+	m.windowsOfFamily(c, func(layer int64) bool { return layer%2 == 0 })
 }
 
 // minimax reads the config of MiniMax-M2. Published configs state the rotated part of a head by its width.

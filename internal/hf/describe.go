@@ -76,7 +76,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 }
 
 // theirs maps our names of activation functions to those of transformers.
-var theirs = map[string]string{"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
+var theirs = map[string]string{"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2", "clamped_silu": "silu"}
 
 // describe returns those members of a config that the architecture supports.
 func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {

@@ -204,11 +204,16 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	if err != nil {
 		return err
 	}
-	if to := out[(low-first)*width+p.col:]; p.transposed {
+	switch to := out[(low-first)*width+p.col:]; {
+	case p.transposed:
 		transpose(to, width, values, count, cols)
-	} else {
+	case p.step == 1:
 		for r := range count {
 			copy(to[r*width:], values[r*cols:(r+1)*cols])
+		}
+	default:
+		for i, v := range values {
+			to[int64(i)/cols*width+int64(i)%cols*p.step] = v
 		}
 	}
 	return nil

@@ -25,8 +25,9 @@ type naming struct {
 type how int
 
 const (
-	same       how = iota
-	transposed     // as in nn.Linear: [out, in], where ours is [in, out]
+	same        how = iota
+	transposed      // as in nn.Linear: [out, in], where ours is [in, out]
+	alternating     // its columns alternate with those of another of our tensors, which it follows if it is the second
 )
 
 // place is where one of our tensors is stored. In a fused tensor, it follows the tensors
@@ -125,7 +126,18 @@ var fusedExperts = map[string]place{
 }
 
 var (
-	qwenExperts    = expertPlaces("mlp", "gate_proj", "up_proj", "down_proj")
+	qwenExperts = expertPlaces("mlp", "gate_proj", "up_proj", "down_proj")
+	ossExperts  = map[string]place{
+		routerName:             linear("model.layers.*.mlp.router.weight"),
+		"layer.router.b":       plain("model.layers.*.mlp.router.bias"),
+		"layer.experts.w_gate": {"model.layers.*.mlp.experts.gate_up_proj", alternating, nil},
+		"layer.experts.w_up":   {"model.layers.*.mlp.experts.gate_up_proj", alternating, []string{"layer.experts.w_gate"}},
+		"layer.experts.w_down": linear("model.layers.*.mlp.experts.down_proj"),
+		"layer.experts.b_gate": {"model.layers.*.mlp.experts.gate_up_proj_bias", alternating, nil},
+		"layer.experts.b_up":   {"model.layers.*.mlp.experts.gate_up_proj_bias", alternating, []string{"layer.experts.b_gate"}},
+		"layer.experts.b_down": plain("model.layers.*.mlp.experts.down_proj_bias"),
+		"layer.sinks":          plain("model.layers.*.self_attn.sinks"),
+	}
 	mixtralExperts = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
 		correctionName: plain("model.layers.*.block_sparse_moe.e_score_correction_bias"),
 	})
@@ -154,6 +166,8 @@ var (
 		correctionName: plain("model.layers.*.mlp.e_score_correction_bias"),
 	})}
 	glmMoENames = naming{tensors: merged(llamaPlaces, glmExperts), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts}
+
+	ossNames = naming{tensors: merged(llamaPlaces, ossExperts), prefix: "model.", ignored: rotaryBuffers}
 
 	// GPT-2's Conv1D is [in, out], like our matrices; c_attn holds q, k and v side by side.
 	gpt2Names = naming{prefix: "transformer.", ignored: []string{".attn.bias", ".attn.masked_bias"}, tensors: map[string]place{
@@ -184,6 +198,7 @@ type part struct {
 	shape      [2]int64 // of ours
 	transposed bool
 	row, col   int64
+	step       int64 // from one of our columns to the next, unless it is transposed
 }
 
 // stored is one of the architecture's tensors with the parts that make it up, in order. Rows are those of all its matrices
@@ -245,7 +260,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 			before += across(o)
 		}
 		matrices := int64(1)
-		if router := index[joinName(routerName, layer)]; router != nil && strings.HasPrefix(key, expertPrefix) {
+		if router := index[joinName(routerName, layer)]; router != nil && strings.HasPrefix(key, expertPrefix+"w") {
 			matrices = router.Shape[1]
 		}
 		for expert := range matrices {
@@ -260,7 +275,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 				byName[name] = s
 				list = append(list, s)
 			}
-			s.add(*t, expert, matrices, p.how == transposed, before)
+			s.add(*t, expert, matrices, p.how, before)
 		}
 	}
 	return stack(list), nil
@@ -299,13 +314,15 @@ func across(t *ir.Tensor) int64 {
 }
 
 // add appends one of our tensors, or one of its matrices: a range of rows if it is transposed or a vector, otherwise a range of columns.
-func (s *stored) add(t ir.Tensor, number, matrices int64, turned bool, at int64) {
-	rows := t.Shape[0] / matrices
-	p := part{Tensor: t, first: number * rows, shape: [2]int64{rows, t.Shape[1]}, transposed: turned}
+func (s *stored) add(t ir.Tensor, number, matrices int64, how how, at int64) {
+	rows, turned := t.Shape[0]/matrices, how == transposed
+	p := part{Tensor: t, first: number * rows, shape: [2]int64{rows, t.Shape[1]}, transposed: turned, step: 1}
 	var shape []int64
 	switch {
 	case isVector(&t) && !turned:
 		p.row, shape = at, []int64{at + rows}
+	case how == alternating:
+		p.col, p.step, shape = min(at, 1), 2, []int64{rows, 2 * t.Shape[1]}
 	case turned:
 		p.row, shape = at, []int64{at + t.Shape[1], rows}
 	default:

@@ -272,6 +272,18 @@ func (l *location) read(row, col, rows, cols int64, out []float32) error {
 	width := lastOf(t.Shape)
 	var buffer []byte
 	var err error
+	if !p.transposed && p.step > 1 {
+		line := make([]float32, (cols-1)*p.step+1)
+		for r := range rows {
+			if buffer, err = t.Float32s(line, (p.row+row+r)*width+p.col+col*p.step, buffer); err != nil {
+				return err
+			}
+			for c := range cols {
+				out[r*cols+c] = line[c*p.step]
+			}
+		}
+		return nil
+	}
 	if !p.transposed {
 		if cols == width && p.col == 0 {
 			_, err = t.Float32s(out, (p.row+row)*width, nil)

@@ -98,6 +98,7 @@ class Tensors:
         heads, kv = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
+        self.alternating = family == "gpt_oss"  # the columns of gate and up
         self.neighbours = dim if family == "ernie" else 0  # elements of a head, if rotated pairs are neighbours
         gpt2, phi, post = family == "gpt2", family == "phi3", family == "olmo2"
         ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
@@ -109,6 +110,9 @@ class Tensors:
             layer |= GEMMA
         if family == "experts":
             layer |= EXPERTS
+        if family == "gpt_oss":
+            layer |= {"sinks": "self_attn.sinks", "router.w": "mlp.router.weight", "router.b": "mlp.router.bias",
+                      "experts.w_down": "mlp.experts.down_proj", "experts.b_down": "mlp.experts.down_proj_bias"}
         if family == "sinks":
             layer["sinks"] = "self_attn.sinks"
         if family == "hunyuan":
@@ -128,6 +132,9 @@ class Tensors:
                 self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
             for name, theirs in ({"router.correction": "mlp.e_score_correction_bias"} if family == "experts" else {}).items():
                 self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
+            for name, half in experts.items() if family == "gpt_oss" else ():
+                self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
+                self.place(f"layer.{i}.{name.replace('.w', '.b')}", prefix + "mlp.experts.gate_up_proj_bias", half, None)
             for name, half in experts.items() if family == "experts" else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
             for name, (theirs, part) in fused.items():
@@ -141,6 +148,10 @@ class Tensors:
     def view(self, name, tensor):
         """Our part of a parameter or its gradient, as [in, out]."""
         theirs, first, width = self.places[name]
+        if self.alternating and "experts." in name:
+            if "down" in name:
+                return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
+            return tensor[..., first::2]
         if tensor.dim() == 3:  # of experts: ours are [in, out] except for the last of each, all of them on each other
             return tensor if name.endswith("w_down") else tensor.chunk(2, dim=1)[first].transpose(1, 2)
         linear = tensor.dim() == 2 and name not in ("embed", "pos", "head")
@@ -187,7 +198,7 @@ def watch_routers(model, top):
         margins.append((best[:, -2] - best[:, -1]).min().item())
 
     for name, module in model.named_modules():
-        if name.endswith(".mlp.gate"):
+        if name.endswith((".mlp.gate", ".mlp.router")):
             module.register_forward_hook(hook)
     return margins
 
@@ -221,7 +232,7 @@ def make(name, family, keys, config, folder):
     missing = set(tensors.parameters) - covered
     assert not missing, missing
     tokens = torch.from_numpy((draws("tokens", BATCH * (SEQUENCE + 1)) % np.uint64(config.vocab_size)).astype(np.int64))
-    margins = watch_routers(model, config.num_experts_per_tok) if family == "experts" else []
+    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss") else []
     losses, gradients = losses_and_gradients(model, tensors, tokens.view(BATCH, SEQUENCE + 1))
     short = lambda values: [float(f"{v:.9g}") for v in values]
     file = {"keys": keys, "losses": [short(row) for row in losses], "gradients": {k: short(v) for k, v in gradients.items()}}
@@ -370,6 +381,17 @@ def configurations():
              **rope(150000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20, truncate=False)))
     yield ("sinks-odd", "sinks", f"family = llama {ODD} kv_heads = 1 head_dim = 10 {sinks} window = 11 rope_theta = 100 tied = true",
            o("gpt_oss", num_key_value_heads=1, head_dim=10, num_local_experts=2, num_experts_per_tok=1, tie_word_embeddings=True, **window(11, 1), **rope(100.0)))
+    oss = lambda experts, top, width, **more: dict(num_local_experts=experts, num_experts_per_tok=top, intermediate_size=width) | more
+    yield ("gpt_oss", "gpt_oss", f"family = gpt_oss {KEYS} kv_heads = 2 head_dim = 8 {moe(4, 2, 14)} window = 5 layer_types = [sliding, full, sliding] rope_factor = 4 rope_original = 20",
+           c("gpt_oss", num_key_value_heads=2, head_dim=8, **window(5, 1), **rope(150000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20, truncate=False))
+           | oss(4, 2, 14))
+    yield ("gpt_oss-odd", "gpt_oss", f"family = gpt_oss {ODD} kv_heads = 1 head_dim = 10 {moe(5, 3, 7)} window = 9 layer_types = [full, sliding, full] rope_scaling = none rope_theta = 100 "
+           "tied = true", o("gpt_oss", num_key_value_heads=1, head_dim=10, tie_word_embeddings=True, **window(9, 0, 2), **rope(100.0)) | oss(5, 3, 7))
+    yield ("gpt_oss-plain", "gpt_oss", f"family = gpt_oss {KEYS} kv_heads = 4 {moe(8, 4, 10)} window = 0 bias = [router, experts] rope_scaling = none rope_theta = 1000".replace(
+           "heads = 4 ffn", "heads = 4 head_dim = 6 ffn"), c("gpt_oss", num_key_value_heads=4, head_dim=6, attention_bias=False, **window(9, 0, 1, 2), **rope(1000.0)) | oss(8, 4, 10))
+    yield ("gpt_oss-whole", "gpt_oss", f"family = gpt_oss {ODD} kv_heads = 6 head_dim = 6 {moe(3, 2, 9)} window = 11 layer_types = [sliding, sliding, full] rope_factor = 2 rope_original = 20 "
+           "rope_truncate = true", o("gpt_oss", num_key_value_heads=6, head_dim=6, **window(11, 2),
+                                     **rope(150000.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=20)) | oss(3, 2, 9))
     half = lambda theta, share=0.5, **scaling: rope(theta, partial_rotary_factor=share, **scaling)
     glm = lambda experts, top, width, **more: dict(n_routed_experts=experts, num_experts_per_tok=top, moe_intermediate_size=width, num_mtp_layers=0) | more
     yield ("glm4_moe", "experts", f"family = glm4_moe {KEYS} kv_heads = 2 head_dim = 8 {moe(8, 2, 14)} shared_expert_intermediate_size = 14 first_k_dense_replace = 1",
