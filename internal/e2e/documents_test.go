@@ -132,7 +132,9 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
-			checkClose(t, d.model, "E3: against the plain program", got, plain)
+			if d.model.routesAlike() {
+				checkClose(t, d.model, "E3: against the plain program", got, plain)
+			}
 			if spec.Model.AdapterDropout == 0 { // dropout depends on the position of a token in the sequence
 				checkEachDocument(t, d, plain, each)
 			}
