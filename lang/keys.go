@@ -783,8 +783,8 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
 		Doc: "Whether idle stages take over some of the work adjacent to the bubble: never (`off`), at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention over the blocks of keys that an idle stage holds), or both (`on`). `auto` tries all values if each rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
-	{Block: blockSchedule, Name: "overlap", takes: names("on", "off"), Default: "on", Example: "off",
-		Doc: "Whether collectives run beside computation. With `off`, computation waits for each of them: this is slower, but predicts the steps of systems that do not overlap them. Messages between stages and copies to the host overlap in any case. The setting does not change results.",
+	{Block: blockSchedule, Name: "overlap", takes: names("on", "replicas", "off"), Default: "on", Example: "off",
+		Doc: "Which collectives run beside computation: all (`on`), only those on weights and gradients among replicas (`replicas`), or none (`off`). Computation waits for each of the others: this is slower, but predicts the steps of systems that do not overlap them. Messages between stages and copies to the host overlap in any case. The setting does not change results.",
 		set: func(s *Spec, v value) { s.Schedule.Overlap = v.name }},
 }
 

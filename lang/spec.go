@@ -170,7 +170,7 @@ type Schedule struct {
 	LayersPerStage   []int        `json:"layers_per_stage,omitempty"` // by virtual stage, in the order of the model; nil: auto
 	Offload          Offload      `json:"offload"`
 	Mux              string       `json:"mux"`                       // off left right on auto
-	Overlap          string       `json:"overlap,omitempty"`         // on off
+	Overlap          string       `json:"overlap,omitempty"`         // on replicas off
 	LossChunk        int          `json:"loss_chunk,omitempty"`      // 0: auto
 	CheckpointCopy   string       `json:"checkpoint_copy,omitempty"` // off on
 }

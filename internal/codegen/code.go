@@ -100,7 +100,7 @@ func (e *emitter) emit(in ir.Instr) {
 		}
 	}
 	in.Prov = e.prov
-	if in.Info().Class == ir.ClassComm && (in.Stream == ir.Coll || in.Stream == ir.Params) && !e.plan.Overlaps() {
+	if in.Stream == ir.Coll && !e.plan.Overlaps() || in.Stream == ir.Params && !e.plan.ReplicasOverlap() {
 		in.Stream = ir.Compute
 	}
 	e.code.Sections[e.section] = append(e.code.Sections[e.section], in)

@@ -173,12 +173,13 @@ func (s *lowering) sumGradients(params []*param) {
 		part := s.sumOverStage(p, g)
 		p.sum = s.sumOverReplicas(p, part)
 		s.visits.summing = append(s.visits.summing, part.Buffer)
-		switch {
-		case p.cut.Slices() == 1:
-		case p.zero == 0:
-			s.visits.summing = append(s.visits.summing, s.gatherBack(p))
-		default:
+		if p.cut.Slices() > 1 && p.zero > 0 {
 			s.visits.summing = append(s.visits.summing, p.grad)
+		}
+	}
+	for _, p := range params {
+		if s.plan.SumsBeside(p.block, p.Param) && p.cut.Slices() > 1 && p.zero == 0 {
+			s.visits.summing = append(s.visits.summing, s.gatherBack(p))
 		}
 	}
 }

@@ -59,10 +59,15 @@ func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 	var edges []edge
 	var last clock                       // last instruction of each stream
 	done := make([]clock, len(instrs)+1) // by tick: what is done when the instruction is done
-	history := newHistory(instrs, buffers)
+	history, ends := newHistory(instrs, buffers), groupEnds(instrs)
 	for i := range instrs {
 		t, stream := tick(i+1), instrs[i].Stream
 		needs := history.access(&instrs[i], t)
+		for s, producer := range needs {
+			if ir.Stream(s) != stream {
+				needs[s] = ends[producer]
+			}
+		}
 		known := done[last[stream]]
 		known[stream] = t
 		for producer := needs.beyond(&known); producer != 0; producer = needs.beyond(&known) {
@@ -72,6 +77,19 @@ func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 		done[t], last[stream] = known, t
 	}
 	return edges
+}
+
+// groupEnds returns, by tick, the last collective of a layer that may begin together with an instruction, or the instruction
+// itself. Others wait for all collectives of such a group, so that no event divides it.
+func groupEnds(instrs []ir.Instr) []tick {
+	ends, grouped := make([]tick, len(instrs)+2), ir.Groups(instrs)
+	for i := len(instrs) - 1; i >= 0; i-- {
+		ends[i+1] = tick(i + 1)
+		if next := i + 1; next < len(instrs) && grouped[next] && instrs[next].Op == instrs[i].Op && instrs[next].Prov.Layer == instrs[i].Prov.Layer {
+			ends[i+1] = ends[i+2]
+		}
+	}
+	return ends
 }
 
 // insertEvents puts a record after every producer and waits before its consumers. Events are numbered in the

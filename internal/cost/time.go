@@ -211,18 +211,32 @@ func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	case ir.TrafficDirect:
 		return c.allToAll(w.Bytes, l)
 	}
-	return c.ring(w.Bytes, l, passes)
+	if w.Grouped && c.machine.Parallelism == 0 {
+		return c.ring(w.Bytes, l, passes)
+	}
+	return c.steps(l, passes) + c.ring(w.Bytes, l, passes)
 }
 
-// ring returns the time for a number of passes of a ring collective over an entire operand of n bytes. Among
-// t ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes. A chain of steps crosses the network
-// once less than there are nodes, as in NCCL's own model (src/graph/tuning.cc).
+// ring returns the time for a number of passes of a ring collective over an entire operand of n bytes, without latencies.
+// Among t ranks, a pass has t-1 steps, in each of which every rank passes on n/t bytes.
 func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	rate, _ := c.wire(l)
-	steps := float64(passes * (l.Ranks - 1))
-	moved := over(n, rate*c.machine.CollectiveEfficiency) * ir.Seconds(steps/float64(l.Ranks))
-	across := float64(passes * (max(1, l.Nodes) - 1))
-	return c.latency(across*c.machine.NetworkLatency+(steps-across)*c.machine.NVLinkLatency) + moved
+	return over(n, rate*c.machine.CollectiveEfficiency) * ir.Seconds(float64(passes*(l.Ranks-1))/float64(l.Ranks))
+}
+
+// steps returns the latencies of a collective, as in NCCL's own model (src/graph/tuning.cc): a chain of steps crosses the network
+// once less than there are nodes; two passes may run over a tree, which has a level for each doubling of the number of nodes. The
+// members of a group share the channels (src/enqueue.cc), so they have these latencies once.
+func (c Model) steps(l Link, passes int) ir.Seconds {
+	m, nodes := c.machine, max(1, l.Nodes)
+	of := func(inside, across float64) float64 {
+		return float64(passes) * (inside*m.NVLinkLatency + across*m.NetworkLatency)
+	}
+	latency := of(float64(l.Ranks-nodes), float64(nodes-1))
+	if passes == 2 {
+		latency = min(latency, of(float64((l.Ranks-1)/nodes), math.Ceil(math.Log2(float64(nodes)))))
+	}
+	return c.latency(latency)
 }
 
 // rotate returns the time of one step of a ring, in which each rank passes on n bytes.

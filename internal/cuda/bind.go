@@ -6,6 +6,7 @@ import (
 
 	"sppo.dev/internal/cuda/driver"
 	"sppo.dev/internal/cuda/kernels"
+	"sppo.dev/internal/cuda/nccl"
 	"sppo.dev/internal/vm"
 	"sppo.dev/ir"
 )
@@ -46,8 +47,10 @@ func (d *Device) bindAll() error {
 	for s := range ir.NumSections {
 		code := d.code.Sections[s]
 		d.bound[s] = make([]bound, len(code))
+		group, groupEnds := []func(*nccl.Comm) error(nil), ir.GroupEnds(code)
 		for pc := range code {
-			b := &binder{device: d, in: &code[pc], pc: pc, section: s, stream: d.streams[code[pc].Stream], staged: &staged, plan: &plans[s][pc]}
+			b := &binder{device: d, in: &code[pc], pc: pc, section: s, stream: d.streams[code[pc].Stream], staged: &staged, plan: &plans[s][pc],
+				group: &group, ends: groupEnds[pc]}
 			if err := b.bind(&d.bound[s][pc]); err != nil {
 				return fmt.Errorf("%s: %w", vm.At(d.program, s, pc, &code[pc]), err)
 			}
@@ -68,7 +71,9 @@ type binder struct {
 	stream  driver.Stream
 	places  []driver.Ptr // addresses of the operands, 0 if absent
 	plan    *kernels.Plan
-	staged  *int64 // offset of the next staged tokens in host memory; they follow the arena
+	group   *[]func(*nccl.Comm) error // the collectives of a group that have been bound
+	ends    bool                      // a collective is the last of its group
+	staged  *int64                    // offset of the next staged tokens in host memory; they follow the arena
 	out     *bound
 }
 

@@ -242,6 +242,9 @@ func (c *collecting) Make() error {
 			return err
 		}
 	}
+	if c.op == nil { // the last member of its group issues it
+		return nil
+	}
 	if err := c.g.use(c.op); err != nil {
 		return err
 	}
@@ -320,7 +323,7 @@ func (c *collective) collect(b *binder, out *collecting) error {
 	}
 	stream := uintptr(b.stream)
 	if f := natives[b.in.Op]; f != nil {
-		out.op = func(c *nccl.Comm) error { return f(c, &call, stream) }
+		c.group(b, out, func(c *nccl.Comm) error { return f(c, &call, stream) })
 		return nil
 	}
 	if meeting.Computes() {
@@ -338,6 +341,32 @@ func (c *collective) collect(b *binder, out *collecting) error {
 		out.spread = c.send(spreading(&call, out.g.index, len(out.g.place.members)), stream)
 	}
 	return nil
+}
+
+// group adds a collective to its group, whose last member issues all of them at once, so that they share NCCL's channels instead
+// of following each other. NCCL requires all members to form the same groups, which ranks that run the same code do.
+func (c *collective) group(b *binder, out *collecting, op func(*nccl.Comm) error) {
+	ranks := b.device.program.Ranks
+	alike := !slices.ContainsFunc(out.g.place.members, func(r int32) bool { return ranks[r].Code != ranks[b.device.rank].Code })
+	*b.group = append(*b.group, op)
+	ops := *b.group
+	if alike && !b.ends {
+		out.op = nil
+		return
+	}
+	*b.group = nil
+	if out.op = op; len(ops) > 1 {
+		out.op = func(comm *nccl.Comm) error {
+			return c.api.Group(func() error {
+				for _, op := range ops {
+					if err := op(comm); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
 }
 
 // message is one side of a message within a collective.

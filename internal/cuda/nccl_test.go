@@ -60,7 +60,11 @@ func checkOneRank(t *testing.T, m *Machine) {
 		if err := d.Begin(ir.SectionStep, 1); err != nil {
 			t.Error(err)
 		}
-		d.Comm(0)
+		for pc, in := range p.Codes[0].Sections[ir.SectionStep] { // the last of a group issues all
+			if in.Info().Class == ir.ClassComm {
+				d.Comm(pc)
+			}
+		}
 		if err := d.Join(); !errors.Is(err, lost) {
 			t.Errorf("after an abort: %v", err)
 		}

@@ -331,7 +331,7 @@ var choices = map[string][]string{
 	"keep":           {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
 	"loss_chunk":     {"auto", "auto", "1", "5", "16"},
 	"order":          {"sequence", "sequence", "sequence", "layer"},
-	"overlap":        {"on", "on", "off"},
+	"overlap":        {"on", "on", "replicas", "off"},
 }
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }

@@ -48,70 +48,96 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 		}
 		t += u.kernels(b, param)
 		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients && !u.plan.SumsBeside(b, param) {
-			t += u.completed(param)
+			t += u.alone(func(s *series) { u.complete(s, param) })
 		}
 		t += u.returned(b, param)
 	}
 	return t
 }
 
-// Summed returns the time to sum those gradients of a block that are summed during the backward pass.
-func (u Updater) Summed(b *graph.Block) (t ir.Seconds) {
-	for i := range b.Params {
-		param := &b.Params[i]
-		if !u.plan.SumsBeside(b, param) {
-			continue
-		}
-		t += u.completed(param)
-		if u.plan.ZeroOf(b, param) == 0 {
-			t += u.gathered(param, ir.F32)
-		}
-	}
-	return t
+// series is the time of collectives that follow each other. Those of the same ranks form groups (ir.Groups).
+type series struct {
+	Updater
+	t     ir.Seconds
+	group int64 // 1 + the group of the last collective; 0: none
 }
 
-// completed returns the time to reduce a gradient over all ranks that hold the parameter. Each rank
-// reduces its slice.
-func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
+func (s *series) add(op ir.Op, n ir.Bytes, l cost.Link, group int64) {
+	w := ir.CollectiveWork(op, n)
+	w.Grouped = s.group == group+1
+	s.t += s.cost.Time(w, l)
+	s.group = group + 1
+}
+
+// alone returns the time of a series.
+func (u Updater) alone(list func(*series)) ir.Seconds {
+	s := series{Updater: u}
+	list(&s)
+	return s.t
+}
+
+// Summed returns the time to sum those gradients of a block that are summed during the backward pass.
+func (u Updater) Summed(b *graph.Block) ir.Seconds {
+	return u.alone(func(s *series) {
+		for i := range b.Params {
+			if param := &b.Params[i]; u.plan.SumsBeside(b, param) {
+				u.complete(s, param)
+			}
+		}
+		for i := range b.Params {
+			if param := &b.Params[i]; u.plan.SumsBeside(b, param) && u.plan.ZeroOf(b, param) == 0 {
+				u.gather(s, param, ir.F32)
+			}
+		}
+	})
+}
+
+// complete adds the time to reduce a gradient over all ranks that hold the parameter. Each rank reduces its slice.
+func (u Updater) complete(t *series, param *graph.Param) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(s.Whole()*param.Local[1]) * ir.F32.Bytes()
-	add := func(op ir.Op, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(op, bytes), l) }
 	if padding := bytes - ir.Bytes(param.Local[0]*param.Local[1])*ir.F32.Bytes(); padding > 0 {
-		t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+		t.t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+		t.group = 0
 	}
 	matrix := param.Shape[1] > 1
 	switch {
 	case s.SP > 1:
-		add(ir.ReduceScatter, u.holders(param))
+		t.add(ir.ReduceScatter, bytes, u.holders(param), u.group(param))
 		bytes /= ir.Bytes(s.SP)
 	case matrix && param.Reduce != "":
-		add(ir.AllReduce, u.holders(param))
+		t.add(ir.AllReduce, bytes, u.holders(param), u.group(param))
 	}
 	if s.DP > 1 {
-		add(ir.ReduceScatter, u.replicas)
+		t.add(ir.ReduceScatter, bytes, u.replicas, graph.GroupDP)
 	} else {
-		add(ir.AllReduce, u.replicas)
+		t.add(ir.AllReduce, bytes, u.replicas, graph.GroupDP)
 	}
-	return t
 }
 
 // holders returns the link among the ranks of a stage that hold a parameter.
-func (u Updater) holders(param *graph.Param) cost.Link {
-	return u.stage[slices.Index(graph.GroupNames, param.Reduce)]
+func (u Updater) holders(param *graph.Param) cost.Link { return u.stage[u.group(param)] }
+
+// group returns the group of these ranks.
+func (u Updater) group(param *graph.Param) int64 {
+	return int64(slices.Index(graph.GroupNames, param.Reduce))
 }
 
-// gathered returns the time to gather the slices of a parameter on all ranks that hold it.
-func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
+// gather adds the time to gather the slices of a parameter on all ranks that hold it.
+func (u Updater) gather(t *series, param *graph.Param, d ir.DType) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
-	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(ir.AllGather, n), l) }
 	if s.DP > 1 {
-		add(bytes/ir.Bytes(s.SP), u.replicas)
+		t.add(ir.AllGather, bytes/ir.Bytes(s.SP), u.replicas, graph.GroupDP)
 	}
 	if s.SP > 1 {
-		add(bytes, u.holders(param))
+		t.add(ir.AllGather, bytes, u.holders(param), u.group(param))
 	}
-	return t
+}
+
+// gathered returns the time to gather a parameter alone.
+func (u Updater) gathered(param *graph.Param, d ir.DType) ir.Seconds {
+	return u.alone(func(s *series) { u.gather(s, param, d) })
 }
 
 // returned returns the time to send slices of gradients, or of new weights, back to all ranks at the end
@@ -129,17 +155,18 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 // ownStream reports whether collectives on weights and gradients have a stream of their own, which slows nothing else down: not
 // if ranks share processors, which these collectives need.
 func (u Updater) ownStream() bool {
-	return u.plan.Parallel.DP > 1 && u.plan.Cluster.Parallelism == 0 && u.plan.Overlaps()
+	return u.plan.Parallel.DP > 1 && u.plan.Cluster.Parallelism == 0 && u.plan.ReplicasOverlap()
 }
 
 // Once returns the time to gather those weights of a block that stay whole for a step.
-func (u Updater) Once(b *graph.Block) (t ir.Seconds) {
-	for i := range b.Params {
-		if param := &b.Params[i]; u.plan.KeepsSlice(b, param) && (u.plan.ZeroOf(b, param) < plan.ZeroWeights || u.ownStream() && !u.many()) {
-			t += u.gathered(param, u.graph.DType())
+func (u Updater) Once(b *graph.Block) ir.Seconds {
+	return u.alone(func(s *series) {
+		for i := range b.Params {
+			if param := &b.Params[i]; u.plan.KeepsSlice(b, param) && (u.plan.ZeroOf(b, param) < plan.ZeroWeights || u.ownStream() && !u.many()) {
+				u.gather(s, param, u.graph.DType())
+			}
 		}
-	}
-	return t
+	})
 }
 
 // many reports whether a rank has more layers than can be whole at a time.
@@ -165,19 +192,19 @@ func (u Updater) Beside(kind int) (weights, gradients ir.Seconds) {
 // of the next layer and, in a backward pass that completes gradients, those that reduce the gradients of the
 // previous layer, as if these layers were of the same kind. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
 func (u Updater) Visit(kind int) (weights, gradients ir.Seconds) {
-	layer := u.graph.Plain(kind)
-	many := u.many()
+	layer, many := u.graph.Plain(kind), u.many()
+	gathers, reduces := series{Updater: u}, series{Updater: u}
 	for i := range layer.Params {
 		param := &layer.Params[i]
 		zero := u.plan.ZeroOf(layer, param)
 		if zero >= plan.ZeroWeights && many {
-			weights += u.gathered(param, u.graph.DType())
+			u.gather(&gathers, param, u.graph.DType())
 		}
 		if zero >= plan.ZeroGradients && !param.Frozen {
-			gradients += u.completed(param)
+			u.complete(&reduces, param)
 		}
 	}
-	return weights, gradients
+	return gathers.t, reduces.t
 }
 
 // kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the

@@ -47,8 +47,11 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 // backward of the first subsequence does, which is the last one of the microbatch.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
-// Overlaps reports whether collectives run beside computation, on streams of their own.
-func (p *Plan) Overlaps() bool { return p.Schedule.Overlap != "off" }
+// Overlaps reports whether all collectives run beside computation, on streams of their own.
+func (p *Plan) Overlaps() bool { return p.Schedule.Overlap == "on" || p.Schedule.Overlap == "" }
+
+// ReplicasOverlap reports whether at least those on weights and gradients among replicas do.
+func (p *Plan) ReplicasOverlap() bool { return p.Schedule.Overlap != "off" }
 
 // SumsBeside reports whether the gradient of a parameter is summed over ranks during the rest of the backward pass, rather than
 // at the end of the step. A tied embedding has gradients on two stages, and nothing follows the backward of an embedding.

@@ -31,7 +31,7 @@ func PinnedValues(sp *lang.Spec) map[string][]string {
 		"virtual_stages":    numbers(min(layers, 40), few),
 		"offload":           {"none", "full", "adaptive", "carry", "memory", "0.3", "0.7"},
 		"mux":               {"off", "left", "right", "on"},
-		"overlap":           {"on", "off"},
+		"overlap":           {"on", "replicas", "off"},
 		"checkpoint_copy":   {"off", "on"},
 	}
 }

@@ -24,6 +24,7 @@ const (
 type step struct {
 	duration float64 // duration of the rank's own work, in seconds; on one processor if ranks share processors
 	work     int32   // work of a meeting: index into prices
+	grouped  int32   // the same as a member of a group; 0: it is none
 	arg      int32
 	kind     kind
 	spreads  bool // can use several processors, if ranks share them
@@ -130,7 +131,7 @@ func (p *prices) on(l cost.Link) []float64 {
 func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*binding, error) {
 	instrs := code.Sections[section]
 	b := &binding{steps: make([]step, len(instrs))}
-	ports := map[port]int32{}
+	ports, grouped := map[port]int32{}, ir.Groups(instrs)
 	for pc := range instrs {
 		in := &instrs[pc]
 		s := &b.steps[pc]
@@ -145,7 +146,11 @@ func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*bindin
 				s.kind = kindWait
 			}
 		case ir.ClassComm:
-			s.kind, s.work = kindMeet, pr.number(in.Work())
+			w := in.Work()
+			s.kind, s.work = kindMeet, pr.number(w)
+			if w.Grouped = grouped[pc]; w.Grouped {
+				s.grouped = pr.number(w)
+			}
 			key := portOf(in)
 			if key.team && (key.group < 0 || int(key.group) >= len(p.Groups)) {
 				return nil, fmt.Errorf("code %q, %s: group %d does not exist", code.Name, vm.At(p, section, pc, in), key.group)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"sppo.dev/internal/cost"
@@ -86,9 +87,13 @@ func (w *world) arrive(a arrival) (*meeting, error) {
 
 // duration returns the duration of a meeting over the link between its ranks.
 func (w *world) duration(m *meeting) float64 {
-	price := &m.price[m.arrived[0].step().work]
+	of := m.arrived[0].step().grouped
+	if of == 0 || slices.ContainsFunc(m.arrived, func(a arrival) bool { return a.step().grouped == 0 }) {
+		of = m.arrived[0].step().work
+	}
+	price := &m.price[of]
 	if *price != *price {
-		*price = w.prices.price(w.prices.works[m.arrived[0].step().work], m.link)
+		*price = w.prices.price(w.prices.works[of], m.link)
 	}
 	return *price * w.jitterOf(m)
 }

@@ -26,8 +26,8 @@ func TestSharedWithoutNeed(t *testing.T) {
 	for seed := range uint64(100) {
 		p := irtest.Random(seed, 300)
 		p.Machine = machine
-		p.Machine.PeakF32 *= 1e4 // attention without kernels for its heads, which only processors do not slow down, is as fast
-		p.Machine.GPUsPerNode, p.Machine.NetworkLatency = 1+int(seed%5), 3
+		p.Machine.PeakF32 *= 1e4                // attention without kernels for its heads, which only processors do not slow down, is as fast
+		p.Machine.GPUsPerNode = 1 + int(seed%5) // without latencies, which groups of collectives have once, except among processors
 		a := run(t, p, sim.Options{Spans: true, NoFold: true, Seed: seed, Jitter: float64(seed%2) / 10})
 		b := run(t, shared(p, 1e6), sim.Options{Spans: true, Seed: seed, Jitter: float64(seed%2) / 10})
 		what := fmt.Sprint("seed ", seed)
