@@ -409,7 +409,7 @@ model m {
 cluster one = h200(gpus_per_node = 1)
 
 train {
-  sequence = 768K
+  sequence = 640K
   data     = random()
 }
 `)
