@@ -236,7 +236,7 @@ type Work struct {
 	DType DType // element type of the factors of a matmul, which selects the peak rate
 
 	HeadDim int64 // of attention, which selects its kernel
-	Grouped bool  // a collective that begins together with the one before it: see Groups
+	Grouped bool  // a collective that begins together with the one before it: see vm.Groups
 }
 
 // OpInfo is the row of an opcode and the only place that describes it.

@@ -79,17 +79,22 @@ func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 	return edges
 }
 
-// groupEnds returns, by tick, the last collective of a layer that may begin together with an instruction, or the instruction
-// itself. Others wait for all collectives of such a group, so that no event divides it.
+// groupEnds returns, by tick, the last collective of a layer that may begin together with an instruction (vm.Groups), or the
+// instruction itself. Others wait for all collectives of such a group, so that no event divides it.
 func groupEnds(instrs []ir.Instr) []tick {
-	ends, grouped := make([]tick, len(instrs)+2), ir.Groups(instrs)
+	ends := make([]tick, len(instrs)+1)
 	for i := len(instrs) - 1; i >= 0; i-- {
 		ends[i+1] = tick(i + 1)
-		if next := i + 1; next < len(instrs) && grouped[next] && instrs[next].Op == instrs[i].Op && instrs[next].Prov.Layer == instrs[i].Prov.Layer {
+		if i+1 < len(instrs) && together(&instrs[i], &instrs[i+1]) {
 			ends[i+1] = ends[i+2]
 		}
 	}
 	return ends
+}
+
+func together(a, b *ir.Instr) bool {
+	c := a.Op.Collective()
+	return c != nil && c.Traffic == ir.TrafficRing && a.Op == b.Op && a.Stream == b.Stream && a.Prov.Layer == b.Prov.Layer && a.Attr("group") == b.Attr("group")
 }
 
 // insertEvents puts a record after every producer and waits before its consumers. Events are numbered in the

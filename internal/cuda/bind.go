@@ -47,7 +47,7 @@ func (d *Device) bindAll() error {
 	for s := range ir.NumSections {
 		code := d.code.Sections[s]
 		d.bound[s] = make([]bound, len(code))
-		group, groupEnds := []func(*nccl.Comm) error(nil), ir.GroupEnds(code)
+		group, groupEnds := []func(*nccl.Comm) error(nil), vm.GroupEnds(code)
 		for pc := range code {
 			b := &binder{device: d, in: &code[pc], pc: pc, section: s, stream: d.streams[code[pc].Stream], staged: &staged, plan: &plans[s][pc],
 				group: &group, ends: groupEnds[pc]}

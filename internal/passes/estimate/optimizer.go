@@ -55,7 +55,7 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 	return t
 }
 
-// series is the time of collectives that follow each other. Those of the same ranks form groups (ir.Groups).
+// series is the time of collectives that follow each other. Those of the same ranks form groups (vm.Groups).
 type series struct {
 	Updater
 	t     ir.Seconds

@@ -131,7 +131,7 @@ func (p *prices) on(l cost.Link) []float64 {
 func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*binding, error) {
 	instrs := code.Sections[section]
 	b := &binding{steps: make([]step, len(instrs))}
-	ports, grouped := map[port]int32{}, ir.Groups(instrs)
+	ports, grouped := map[port]int32{}, vm.Groups(instrs)
 	for pc := range instrs {
 		in := &instrs[pc]
 		s := &b.steps[pc]
