@@ -3,6 +3,7 @@ package ir
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // This file determines the work of an attention instruction or of its gradient, that is, the query-key pairs.
@@ -55,10 +56,11 @@ func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 	s := in.attention()
 	if chunks := in.Attr("chunks").Int(consts); chunks != 0 {
 		each, member := s.n/2, in.Attr("member").Int(consts)
-		return []AttentionPart{
+		parts := []AttentionPart{
 			s.part(each, s.n-each, s.prefix+(chunks-1-member)*each),
 			s.part(0, each, s.prefix+member*each),
 		}
+		return slices.DeleteFunc(parts, func(p AttentionPart) bool { return p.Queries <= 0 })
 	}
 	switch in.Attr("zigzag").Int(consts) {
 	case 0:
@@ -94,8 +96,9 @@ func (in *Instr) attention() attentionSize {
 // end returns the number of tokens up to the last query, counted from the first key.
 func (s attentionSize) end() int64 { return Plus(s.prefix, times(s.n, max(1, s.chunks/2))) }
 
-// part returns the attention of the given queries, the first of which has prefix keys before it.
+// part returns the attention of those of the given queries that see a key, the first of which has prefix keys before it.
 func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
+	queries = min(queries, s.keys+s.window-1-prefix)
 	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window, (prefix - s.prefix) * s.batch}
 }
 
@@ -176,13 +179,15 @@ func checkAttention(in *Instr) error {
 	if a := in.Attr("softcap"); a.Const != 0 || !(a.Float(nil) >= 0 && a.Float(nil) <= math.MaxFloat32) {
 		return fmt.Errorf("attribute softcap must be literal, finite and not negative")
 	}
-	s := in.attention()
+	s, adds := in.attention(), in.Attr("accumulate")
 	q, k, last := in.Arg("q").Rows(), in.Arg("k").Rows(), times(s.end(), s.batch)
 	switch {
 	case last == math.MaxInt64:
 		return fmt.Errorf("prefix is %d, and prefix*batch + %d exceeds 64 bits", s.prefix, q)
-	case s.chunks != 0 && (k != last || s.chunks < 2 || s.chunks%2 != 0 || s.n%2 != 0):
-		return fmt.Errorf("%d queries are not two of %d chunks of the %d keys after %d", s.n, s.chunks, s.keys, s.prefix)
+	case s.chunks != 0 && (s.chunks < 2 || s.chunks%2 != 0 || s.n%2 != 0):
+		return fmt.Errorf("%d queries are not two of %d chunks", s.n, s.chunks)
+	case s.chunks != 0 && k < last && (adds.Const != 0 || adds.Bits == 0):
+		return fmt.Errorf("k has %d rows, and the %d queries of some members may see none of them, which requires accumulate", k, s.n)
 	case k > last:
 		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, last)
 	}

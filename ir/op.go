@@ -335,7 +335,7 @@ const (
 
 // Attributes of attention in a ring, after each member has gathered all keys.
 var (
-	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all these tokens, in order", ScopePlace}
+	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order. The keys are those of all tokens, in order, or, with accumulate, a block of them", ScopePlace}
 	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk with this number and the one at the same distance from the end", ScopePlace}
 )
 

@@ -43,7 +43,7 @@ type meaning struct {
 	of      formula // the value that it is the gradient of; 0: it is no gradient
 	terms   uint64  // of a gradient: a bit for each use of that value from which a contribution has been added
 	summed  uint64  // the groups over which it has been summed
-	moved   uint64  // the groups in which it has been gathered or exchanged
+	moved   uint64  // the groups in which it has been gathered or exchanged; groups of the same ranks are one
 	rows    rows
 	cover   [2]uint64 // of a sum over tokens: which tokens, each with its number of rows; 0: not known
 	chain   formula   // the weight whose update the value is computed for; 0: none
@@ -132,6 +132,7 @@ type interpreted struct {
 	from    map[int32]message         // where what an instruction receives comes from
 	given   map[int32]meaning         // by instruction: the contributions to a sum over ranks of several codes
 	round   []int32                   // by group: number of collectives so far
+	alike   []int                     // by group: the first that has the same members, in whatever order
 	inplace map[uint64]struct{}       // changes in place
 	reached map[uint64]map[int32]bool // see reach
 }
@@ -193,6 +194,7 @@ func (x *interpreter) start() {
 			c.next = math.MaxInt
 			continue
 		}
+		c.alike = alike(x.p.Ranks[c.rank].Groups)
 		c.from = v.senders(c.rank)
 		for j := range code.States {
 			if s := &code.States[j]; s.Role != RoleGrad {
@@ -413,7 +415,7 @@ func (c *interpreted) collective(i int32, in *Instr) bool {
 	if in.Op != AllReduce && in.Op != ReduceScatter {
 		c.uniform(in)
 		if m.formula != 0 && in.Op != Rotate {
-			m.moved |= 1 << min(group, 63)
+			m.moved |= 1 << min(c.alike[group], 63)
 		}
 		c.round[group]++
 		c.write(in.Y(), m)
@@ -442,6 +444,17 @@ func (c *interpreted) collective(i int32, in *Instr) bool {
 	}
 	c.write(in.Y(), m)
 	return true
+}
+
+// alike returns, for each group of a rank, the first that has the same members.
+func alike(groups [][]int32) (first []int) {
+	var known [][]int32
+	for _, members := range groups {
+		members = slices.Sorted(slices.Values(members))
+		known = append(known, members)
+		first = append(first, slices.IndexFunc(known, func(k []int32) bool { return slices.Equal(k, members) }))
+	}
+	return first
 }
 
 // shares reports whether a group has members that run another code.

@@ -57,12 +57,12 @@ func (e *env) kvToHost(n *graph.Node) {
 			continue
 		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
+		a.Span = graph.Tail // a ring writes the halves of these rows one after the other
 		first, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
 		if v.Spans() {
 			if by = "schedule.order"; !s.trains() || !s.plan.HoldsKVOnHost(e.task.Stage) || !e.block.Attends {
 				continue
 			}
-			a.Span = graph.Tail // a ring writes the halves of these rows one after the other
 		} else if !s.trains() || !e.block.Attends {
 			if first = e.readLater(); first == end {
 				continue

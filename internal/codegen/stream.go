@@ -161,10 +161,7 @@ func (e *env) takeOwn(own arrival) {
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
 		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First {
-			// for example dV, if only K is streamed
-			row := ir.Bytes(e.size.Batch*v.Cols) * v.DType.Bytes()
-			unseen := in(e.kvBuffer(i), asBytes(row*ir.Bytes(own.First), row*ir.Bytes(own.Begun-own.First)))
-			e.s.op(ir.Fill, ir.Compute, []ir.View{unseen}, ir.Float(0))
+			e.clearRows(i, own.First, own.Begun) // for example dV, if only K is streamed
 		}
 		if v.Rows != graph.Full || v.Kind != graph.Cache && v.Kind != graph.CacheGrad {
 			continue
@@ -178,6 +175,14 @@ func (e *env) takeOwn(own arrival) {
 		}
 		e.put(i, b, 0)
 	}
+}
+
+// clearRows clears the rows of a gradient of K or V that is kept on the device.
+func (e *env) clearRows(value int, first, end int64) {
+	v := &e.block.Values[value]
+	row := ir.Bytes(e.size.Batch*v.Cols) * v.DType.Bytes()
+	rows := in(e.kvBuffer(value), asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
+	e.s.op(ir.Fill, ir.Compute, []ir.View{rows}, ir.Float(0))
 }
 
 // clearUnread clears a buffer for a gradient of K or V that is never read, if a node adds to it.
@@ -219,14 +224,20 @@ func (e *env) attend(n *graph.Node) {
 func (e *env) attendBlock(n *graph.Node, own ir.Instr, block arrival) {
 	s := e.s
 	grads := n.Op == ir.AttentionGrad
+	// Some members of a ring may see none of the block, and thus cannot overwrite its gradients.
+	cleared := !block.Grads && own.Attr("chunks").Bits != 0 && (e.size.Window > 0 || own.Arg("positions").Present())
+	adds := block.Grads || cleared
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
+		if grads && cleared && v.Kind == graph.CacheGrad && v.Spans() {
+			e.clearRows(i, block.First, block.End)
+		}
 		if _, ok := block.buffers[v.Name]; ok || !grads || v.Rows != graph.Full || v.Kind != graph.CacheGrad {
 			continue
 		}
 		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
 		b := s.allocate(s.label(e.task, e.layer, loadName(block.Transfer, v)), ir.Device, bytes)
-		e.clearUnread(b, bytes, block.Grads) // nothing has been added to the gradient of these rows yet, or it is never read
+		e.clearUnread(b, bytes, adds) // nothing has been added to the gradient of these rows yet, or it is never read
 		block.buffers[v.Name] = b
 	}
 	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {
@@ -239,7 +250,7 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr, block arrival) {
 	continued := "accumulate"
 	if grads {
 		continued = "accumulate_q"
-		setAttr(&in, "accumulate", ir.Bool(block.Grads))
+		setAttr(&in, "accumulate", ir.Bool(adds))
 		setArg(&in, "o", own.Arg("o"))
 		setArg(&in, "delta", own.Arg("delta"))
 	}
@@ -254,6 +265,9 @@ func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Atten
 // part returns the instruction of an attention node for the keys of a range of tokens.
 func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {
 	in := e.block.Piece(n, e.size, first, end, view, func(a graph.Attr) ir.Attr {
+		if a.Source == graph.FromConst {
+			return e.s.constRef(a.Const)
+		}
 		return ir.Bool(a.Name == "accumulate" && e.begun) // adds to the sums of later subsequences
 	})
 	in.Stream = ir.Compute

@@ -78,7 +78,7 @@ func (r row) toCase() Case {
 	for _, value := range r {
 		sum += value
 	}
-	if c.SP == 4 && c.SPMode != "ring" && c.Keep == "[k, v]" && sum%2 == 0 { // in half of these cases
+	if c.SP == 4 && c.SPMode != "ring" && sum%2 == 0 { // in half of these cases
 		c.SPMode += "-ring"
 	}
 	if c.SPMode == "ring" || c.onRing() { // subsequences are multiples of twice sp
@@ -108,7 +108,6 @@ var forbidden = []struct {
 	{"recompute", "strategy", func(recompute, strategy int) bool { return recompute == 4 && strategy > 0 }, "of one strategy"},
 	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},
 	{"strategy", "keep", func(s, keep int) bool { return strategyAt(s).Late && keep > 0 }, "nor do backwards in halves stream K and V"},
-	{"sp_mode", "keep", func(mode, keep int) bool { return mode == 2 && keep > 0 }, "nor does a ring have them stream"},
 	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && strategyAt(s).Stages.Least > 1 }, "nor do they for a strategy"},
 	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && needsFullPipeline(s) }, "a microbatch for each stage,"},
 	{"traits", "kv_heads", func(traits, kv int) bool { return traits == 2 && kv > 0 }, "a norm of all key heads wants them on one rank or exchanged"},

@@ -93,6 +93,10 @@ var outside = []Case{
 		PP: 2, SP: 8, SPMode: "ulysses-ring", DP: 2, Zero: "2", N: 3, Microbatch: 2, Strategy: "seq1f1b", Partition: "length", Offload: "0.5", Recompute: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab, Optimizer: "muon", OptimizerOffload: "host", Traits: models["gptoss"],
 		PP: 1, SP: 8, SPMode: "megatron-ring", DP: 2, Zero: "1", N: 3, Microbatch: 1, Order: "layer", Partition: "flops", Offload: "0.5"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab, // K and V pass through every member of a ring
+		PP: 1, SP: 3, SPMode: "ring", DP: 1, N: 4, Microbatch: 2, Keep: "[]", Partition: "length", Offload: "full", Recompute: "full"},
+	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab,
+		PP: 2, SP: 4, SPMode: "megatron-ring", DP: 2, Zero: "2", N: 4, Microbatch: 1, Keep: "[k]", Partition: "flops", Offload: "0.5"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 3, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["gptoss"],
 		PP: 2, SP: 4, SPMode: "ulysses-ring", DP: 1, N: 3, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "carry"},
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab,

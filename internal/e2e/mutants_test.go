@@ -29,6 +29,7 @@ var programKinds = []struct {
 	{"sp_mode = ring", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 3, SPMode: "ring", N: 3}},
 	{"sp = [2, 2], megatron", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 4, SPMode: "megatron-ring", N: 2}},
 	{"sp = [2, 2], ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 1, Batch: 1, SP: 4, SPMode: "ulysses-ring", N: 2}},
+	{"keep = [], sp_mode = ring", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 2, SPMode: "ring", N: 3, Keep: "[]", Window: "[3, 0]"}},
 	{"mux = left", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 3, N: 4, Mux: "left", Layers: 3}},
 	{"mux = right", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 3, N: 4, Mux: "right", Layers: 3}},
 	{"zero = 1", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 4, DP: 2, Zero: "1", N: 2}},

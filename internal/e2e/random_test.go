@@ -133,11 +133,8 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 `, d.model.Family, layers, hidden, heads, kv, drawFFN(r), between(r, 11, 70), d.model.DType, pick(r, true, false),
 		d.model.positionsLine(), orElse(d.model.Window, "0"), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch,
 		lines(d.model.Tuning))
-	ranks := fmt.Sprint(sp)
-	if sum := crc32.ChecksumIEEE([]byte(d.text)); sp > 1 && sum%5 < 2 { // not drawn, so that all else that a seed draws stays the same
-		ranks = fmt.Sprintf("[%d, %d]", sp, 2+sum%2)
-	}
-	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, ranks, dp, microbatch)
+	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
+	d.groupRanks(sp)
 	if crc32.ChecksumIEEE([]byte(d.text))%3 == 0 { // not drawn, so that all else that a seed draws stays the same
 		const sinks = "attn_sinks = true\n"
 		d.model.Traits += "\n" + sinks
@@ -276,7 +273,22 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	return strings.Join(traits, "\n")
 }
 
-func drawSchedule(r *rand.Rand, pp int, sp string, dp, microbatch int) []request {
+// groupRanks makes the ranks that divide heads a member of a ring of two or three in some draws, of which no number is drawn, so
+// that all else that a seed draws stays the same.
+func (d *drawn) groupRanks(sp int) {
+	sum := crc32.ChecksumIEEE([]byte(d.text))
+	if ring := slices.ContainsFunc(d.schedule, func(r request) bool { return r.key == "sp_mode" && r.value == "ring" }); ring || sp == 1 || sum%5 > 1 {
+		return
+	}
+	for i := range d.schedule {
+		if r := &d.schedule[i]; r.key == "sp" {
+			r.value = fmt.Sprintf("[%d, %d]", sp, 2+sum%2)
+			r.neutral = r.value
+		}
+	}
+}
+
+func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	n := max(1, between(r, -3, 9))
 	same := func(key string, value any, plain string) request { // affects arithmetic
 		return request{key, fmt.Sprint(value), fmt.Sprint(value), plain}

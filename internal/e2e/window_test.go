@@ -35,6 +35,8 @@ var windowed = []Case{
 	{Family: "llama", Window: "[7, 0]", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, PP: 1, SP: 2, SPMode: "ring", DP: 1, N: 4, Microbatch: 2, Order: "layer", Offload: "full"},
 	{Family: "llama", Window: "[7, 0]", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, PP: 2, SP: 4, SPMode: "megatron-ring", DP: 1, N: 3, Offload: "full"},
 	{Family: "gpt", Window: "[5, 20]", KVHeads: 1, Positions: "learned", DType: "f32", Batch: 2, PP: 1, SP: 8, SPMode: "ulysses-ring", DP: 1, N: 3, Offload: "0.5", Recompute: "full"},
+	{Family: "llama", Window: "[3, 0]", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, PP: 2, SP: 2, SPMode: "ring", DP: 1, N: 5, Sequence: 80, Keep: "[]", Offload: "full"},
+	{Family: "gpt", Window: "[4, 30]", KVHeads: 4, Positions: "learned", DType: "bf16", Batch: 1, PP: 1, SP: 8, SPMode: "ulysses-ring", DP: 1, N: 4, Sequence: 128, Keep: "[v]", Offload: "none", Recompute: "full"},
 	{Family: "gpt", Window: "[5, 20]", KVHeads: 4, Positions: "rope", DType: "bf16", Batch: 2, PP: 1, SP: 1, DP: 1, N: 1, Offload: "none"},
 }
 

@@ -39,5 +39,8 @@ func (b *Block) Piece(n *Node, s Size, first, end int64, view func(Arg, ir.View)
 	narrow := func(a Arg, v ir.View) ir.View { return view(a, b.Rows(a, v, s, first, end)) }
 	in := b.Instr(n, s, narrow, attr)
 	in.Attrs[attrIndex(n.Op, "prefix")] = ir.Int(s.Prefix - first)
+	if end <= s.Prefix && s.Window == 0 && !in.Arg("positions").Present() { // all queries see the block, whatever their order
+		in.Attrs[attrIndex(n.Op, "chunks")], in.Attrs[attrIndex(n.Op, "member")] = ir.Int(0), ir.Int(0)
+	}
 	return in
 }

@@ -476,10 +476,6 @@ func ringProblems(p *plan.Plan) []plan.Problem {
 		return []plan.Problem{plan.Fault("schedule.sp", lang.Conflict, "an even first number of sp, or sp_mode = megatron",
 			"dropout of adapters needs consecutive rows, but a rank in the middle of %d has rows of two chunks", heads)}
 	}
-	if p.Streams() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or sp_mode = ulysses without a ring",
-			"in a ring, K and V pass from rank to rank and cannot be streamed from the host")}
-	}
 	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Conflict, "mux = off, or sp_mode = ulysses without a ring",
 			"in a ring, K and V pass from rank to rank within a stage, so stages cannot share tasks")}

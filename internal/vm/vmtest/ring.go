@@ -175,7 +175,27 @@ func (r ring) ofMember(member, window int) attrs {
 	return at
 }
 
-// attentionOfChunks lets each member attend to the gathered keys of all members.
+// cut returns the number of keys that some members visit in a block of their own, after the others: those of the prefix, unless
+// the window hides all of them.
+func (r ring) cut(member, window int) int {
+	if member%2 == 0 || window == 1 {
+		return 0
+	}
+	return r.members * r.prefix
+}
+
+// from returns the rows from a token on, and before those before it.
+func (r ring) from(v *value, token int) *value {
+	at := token * r.batch
+	return &value{dtype: v.dtype, shape: []int{v.shape[0] - at, v.shape[1]}, data: v.data[at*v.shape[1]:]}
+}
+
+func (r ring) before(v *value, token int) *value {
+	rows := token * r.batch
+	return &value{dtype: v.dtype, shape: []int{rows, v.shape[1]}, data: v.data[:rows*v.shape[1]]}
+}
+
+// attentionOfChunks lets each member attend to the gathered keys of all members, at once or in two blocks.
 func (s *suite) attentionOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window
@@ -185,17 +205,24 @@ func (s *suite) attentionOfChunks(r ring, window int) {
 	q, k, v := s.attentionOperands(a)
 	o, lse := zeros(q.shape...), zeros(q.shape[0], a.Heads)
 	for member := range r.members {
-		mine := r.tokens(member, false)
-		out := s.run(call{op: ir.Attention, attrs: r.ofMember(member, window), args: withPositions(args{
-			"o": s.sum(false, len(mine)*r.batch, q.shape[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine), "k": k, "v": v}, a)})
+		mine, at, cut := r.tokens(member, false), r.ofMember(member, window), r.cut(member, window)
+		in := withPositions(args{"o": s.sum(false, len(mine)*r.batch, q.shape[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine)}, a)
+		in["k"], in["v"] = r.from(k, cut), r.from(v, cut)
+		at["prefix"] -= float64(cut)
+		out := s.run(call{op: ir.Attention, attrs: at, args: in})
+		if cut > 0 {
+			in["o"].data, in["lse"].data, in["k"], in["v"] = out["o"], out["lse"], r.before(k, cut), r.before(v, cut)
+			at["prefix"], at["accumulate"] = float64(cut), 1
+			out = s.run(call{op: ir.Attention, attrs: at, args: in})
+		}
 		r.put(o, mine, out["o"])
 		r.put(lse, mine, out["lse"])
 	}
 	s.checkAttention("", o.data, lse.data, ir.F32, q, k, v, a)
 }
 
-// attentionGradOfChunks sums the members' contributions to the gradients of keys. Every second member
-// accumulates.
+// attentionGradOfChunks sums the members' contributions to the gradients of keys, at once or in two blocks. Every second
+// member accumulates.
 func (s *suite) attentionGradOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window
@@ -207,21 +234,29 @@ func (s *suite) attentionGradOfChunks(r ring, window int) {
 	o, lse := s.attentionResults(q, k, v, a)
 	dq, dk, dv := zeros(q.shape...), zeros(k.shape...), zeros(v.shape...)
 	for member := range r.members {
-		mine, at := r.tokens(member, false), r.ofMember(member, window)
-		at["accumulate"] = truth(member%2 == 1)
-		in := args{"dq": s.sum(false, len(mine)*r.batch, q.shape[1]), "dk": s.sum(member%2 == 1, k.shape...), "dv": s.sum(member%2 == 1, v.shape...),
-			"do": r.take(do, mine), "q": r.take(q, mine), "k": k, "v": v, "o": r.take(o, mine), "lse": r.take(lse, mine)}
-		in = withPositions(in, a)
-		beforeK, beforeV := in["dk"].data, in["dv"].data
-		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: in})
-		if member%2 == 1 {
-			out["dk"], out["dv"] = minus(out["dk"], beforeK), minus(out["dv"], beforeV)
+		mine, at, cut := r.tokens(member, false), r.ofMember(member, window), r.cut(member, window)
+		in := withPositions(args{"dq": s.sum(false, len(mine)*r.batch, q.shape[1]), "do": r.take(do, mine), "q": r.take(q, mine), "o": r.take(o, mine), "lse": r.take(lse, mine)}, a)
+		run := func(k, v, dk, dv *value, accumulate bool) []float64 {
+			at["accumulate"] = truth(accumulate)
+			in["k"], in["v"], in["dk"], in["dv"] = k, v, s.sum(accumulate, k.shape...), s.sum(accumulate, v.shape...)
+			earlierK, earlierV := in["dk"].data, in["dv"].data
+			out := s.run(call{op: ir.AttentionGrad, attrs: at, args: in})
+			if accumulate {
+				out["dk"], out["dv"] = minus(out["dk"], earlierK), minus(out["dv"], earlierV)
+			}
+			for i := range dk.data {
+				dk.data[i] += out["dk"][i]
+				dv.data[i] += out["dv"][i]
+			}
+			return out["dq"]
 		}
-		r.put(dq, mine, out["dq"])
-		for i := range dk.data {
-			dk.data[i] += out["dk"][i]
-			dv.data[i] += out["dv"][i]
+		at["prefix"] -= float64(cut)
+		sum := run(r.from(k, cut), r.from(v, cut), r.from(dk, cut), r.from(dv, cut), member%2 == 1)
+		if cut > 0 {
+			in["dq"].data, at["prefix"], at["accumulate_q"] = sum, float64(cut), 1
+			sum = run(r.before(k, cut), r.before(v, cut), r.before(dk, cut), r.before(dv, cut), true)
 		}
+		r.put(dq, mine, sum)
 	}
 	s.checkAttentionGrad(dq.data, dk.data, dv.data, ir.F32, q, k, v, o, do, a)
 }
