@@ -739,7 +739,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "auto", Example: "[]",
 		Doc: "Which of K and V stay on the device between forward and backward. Those not listed are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block; " +
-			"in the backward pass, it reloads their gradients as well. The length of the sequence is then limited by host memory. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
+			"in the backward pass, it reloads their gradients as well. The length of the sequence is then limited by host memory; in a ring, the host of every rank holds the rows of all its members. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or streaming is clearly faster.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
 				return
