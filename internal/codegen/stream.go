@@ -224,12 +224,11 @@ func (e *env) attend(n *graph.Node) {
 func (e *env) attendBlock(n *graph.Node, own ir.Instr, block arrival) {
 	s := e.s
 	grads := n.Op == ir.AttentionGrad
-	// Some members of a ring may see none of the block, and thus cannot overwrite its gradients.
-	cleared := !block.Grads && own.Attr("chunks").Bits != 0 && (e.size.Window > 0 || own.Arg("positions").Present())
+	cleared := grads && e.mayBeUnseen(own, block)
 	adds := block.Grads || cleared
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
-		if grads && cleared && v.Kind == graph.CacheGrad && v.Spans() {
+		if cleared && v.Kind == graph.CacheGrad && v.Spans() {
 			e.clearRows(i, block.First, block.End)
 		}
 		if _, ok := block.buffers[v.Name]; ok || !grads || v.Rows != graph.Full || v.Kind != graph.CacheGrad {
@@ -257,6 +256,12 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr, block arrival) {
 	setAttr(&in, continued, ir.Bool(true))
 	in.Args[0] = own.Args[0]
 	s.emit(in)
+}
+
+// mayBeUnseen reports whether some members of a ring may see none of a block, and thus cannot overwrite its gradients, to
+// which nothing has been added yet.
+func (e *env) mayBeUnseen(own ir.Instr, block arrival) bool {
+	return !block.Grads && own.Attr("chunks").Bits != 0 && (e.size.Window > 0 || own.Arg("positions").Present())
 }
 
 // attends reports whether a node is emitted in parts.
