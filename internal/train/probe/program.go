@@ -110,7 +110,9 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 	last := turns[0][0].Stream
 	for i := range copies {
 		for _, in := range turns[i%len(turns)] {
-			b.then(ir.SectionStep, last, in.Stream)
+			if b.then(ir.SectionStep, last, in.Stream); in.Op.Collective() != nil { // no group with the one before
+				b.record(ir.SectionStep, in.Stream)
+			}
 			b.put(ir.SectionStep, in)
 			last = in.Stream
 		}
@@ -123,10 +125,15 @@ func (b *builder) then(s ir.Section, first, next ir.Stream) {
 	if first == next {
 		return
 	}
+	b.put(s, ir.Instr{Op: ir.Wait, Stream: next, Attrs: []ir.Attr{b.record(s, first)}})
+}
+
+// record adds an event after what the stream has done so far.
+func (b *builder) record(s ir.Section, stream ir.Stream) ir.Attr {
 	event := ir.Int(int64(b.code.Events[s]))
 	b.code.Events[s]++
-	b.put(s, ir.Instr{Op: ir.Record, Stream: first, Attrs: []ir.Attr{event}})
-	b.put(s, ir.Instr{Op: ir.Wait, Stream: next, Attrs: []ir.Attr{event}})
+	b.put(s, ir.Instr{Op: ir.Record, Stream: stream, Attrs: []ir.Attr{event}})
+	return event
 }
 
 // instruction turns an item into an instruction with its own operands, except for those that it shares with the
