@@ -82,7 +82,6 @@ func TestRingConflicts(t *testing.T) {
 		words, key string
 		set        []string
 	}{
-		{lang.Conflict, "K and V pass from rank to rank and cannot be streamed", "schedule.keep", []string{"schedule.keep=[]"}},
 		{lang.Conflict, "so stages cannot share tasks", "schedule.mux", []string{"schedule.mux=left"}},
 		{lang.BadAlign, "align = 2 is not a multiple of 2 * sp = 4", "schedule.align", []string{"schedule.align=2"}},
 		{lang.Indivisible, "sequence = 254 is not divisible by 2 * sp = 4", "train.sequence", []string{"train.sequence=254"}},
