@@ -146,6 +146,10 @@ func sumOver(t *term, over cover, factor float64, r rectangle) *content {
 
 // settled returns the content with the sums that are complete in a rectangle as parts of the value.
 func (c *content) settled(r rectangle) *content {
+	nothing := func(p part) bool { return p.nothing(r) }
+	if slices.ContainsFunc(c.parts, nothing) {
+		c = &content{value: c.value, parts: slices.DeleteFunc(slices.Clone(c.parts), nothing)}
+	}
 	for i := range c.parts {
 		if c.parts[i].complete(r) {
 			if p := &c.parts[i]; len(c.parts) == 1 && p.factor == 1 && c.value.isZero() {
@@ -163,6 +167,11 @@ func (c *content) settled(r rectangle) *content {
 		}
 	}
 	return c
+}
+
+// nothing reports whether none of the queries that are summed over sees a key of the rectangle, because of its window.
+func (p *part) nothing(r rectangle) bool {
+	return p.kind == overQuery && len(p.cover.within(p.needs(r))) == 0
 }
 
 func (p *part) complete(r rectangle) bool {
