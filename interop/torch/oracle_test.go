@@ -139,7 +139,13 @@ func execute(devices []*cpu.Device, c *oracleCase) (out [][][]byte, err error) {
 
 // Every opcode gives the same results on both machines, for random shapes, element types, views and attributes. The cases come from
 // tests/oracle.py; SPPO_LONG=1 draws a thousand for each opcode.
-func TestOracle(t *testing.T) {
+func TestOracle(t *testing.T) { oracle(t) }
+
+// So does attention by flash kernels.
+func TestFlash(t *testing.T) { oracle(t, "--flash", "--op", "attention", "--op", "attention_grad") }
+
+func oracle(t *testing.T, arguments ...string) {
+	t.Helper()
 	cases := "15"
 	if os.Getenv("SPPO_LONG") != "" {
 		cases = "1000"
@@ -148,7 +154,7 @@ func TestOracle(t *testing.T) {
 	if seed == "" {
 		seed = "1"
 	}
-	c := torchtest.Command(t, "-u", "tests/oracle.py", "--cases", cases, "--seed", seed)
+	c := torchtest.Command(t, append([]string{"-u", "tests/oracle.py", "--cases", cases, "--seed", seed}, arguments...)...)
 	p, pool, local := oracleProgram(), simd.NewPool(1), vm.NewLocal()
 	var devices []*cpu.Device
 	for r := range p.Ranks {

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import Refused, checkpoint
+from .ops import fused
 from .program import read
 from .train import Job
 
@@ -33,6 +34,9 @@ def _arguments() -> argparse.ArgumentParser:
         command.add_argument("--resume", metavar="CHECKPOINT", help="a checkpoint, or a folder: its newest; auto: that of --save, if any")
         command.add_argument("--seed", type=int, help="use this seed instead of the program's")
         command.add_argument("--threads", type=int, default=0, help="threads for kernels (default: torch's choice)")
+        command.add_argument(
+            "--attention", choices=("auto", "plain", "flash"), default="auto", help="flash kernels of torch where they are exact (default: on cuda)"
+        )
         command.add_argument("--json", action="store_true", help="print one JSON object per line")
         command.add_argument("-q", "--quiet", action="store_true", help="print no progress")
     return parser
@@ -127,6 +131,7 @@ def main() -> int:
     report = _Report(arguments)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    fused.enabled = arguments.attention == "flash" or arguments.attention == "auto" and arguments.device == "cuda"
     try:
         job = Job(read(arguments.program), _device(arguments.device), arguments.dir, arguments.seed)
         report.say(f"{job.program.header['name']}: {len(job.program.ranks)} ranks, {len(job.ranks)} of them in this process")

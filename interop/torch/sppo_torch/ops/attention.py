@@ -1,4 +1,5 @@
-"""Attention over all keys or a block of them. The scores of a block of queries are stored at a time."""
+"""Attention over all keys or a block of them: by flash kernels where they can, otherwise with the scores of a block of queries stored
+at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
-from . import opcode, store, zigzag_rows
+from . import fused, opcode, store, zigzag_rows
 
 # At most this many scores are stored at once, if one query of every head needs no more.
 SCORES = 1 << 24
@@ -80,13 +81,9 @@ def _share(lse: Tensor, total: Tensor) -> Tensor:
     return torch.where(total == -torch.inf, 0.0, (lse - total).exp())
 
 
-@opcode
-def attention(
-    o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, *, heads: int, kv_heads: int,
-    head_dim: int, batch: int, prefix: int, accumulate: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
-) -> None:
-    shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
-    queries, keys, values = shape.split(q, heads), shape.split(k, kv_heads), shape.split(v, kv_heads)
+def _forward(shape: _Shape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns o and lse over the keys of an instruction, split."""
+    queries, keys, values = shape.split(q, shape.heads), shape.split(k, shape.kv_heads), shape.split(v, shape.kv_heads)
     n, m = queries.shape[3], keys.shape[3]
     outputs, totals = torch.empty_like(queries), torch.empty_like(queries[..., :1])
     for rows in shape.blocks(n, m):
@@ -97,6 +94,21 @@ def attention(
         z = p.sum(-1, keepdim=True)
         outputs[:, :, :, rows] = _weighted(p, values) / torch.where(z == 0, 1.0, z)
         totals[:, :, :, rows] = z.log() + top
+    return outputs, totals
+
+
+@opcode
+def attention(
+    o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, *, heads: int, kv_heads: int,
+    head_dim: int, batch: int, prefix: int, accumulate: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
+) -> None:
+    shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
+    if fused.usable(o, q, head_dim, window, softcap, positions):
+        blocks = fused.parts(len(q) // batch, len(k) // batch, prefix, zigzag, chunks, member)
+        outputs, totals = fused.forward(q, k, v, blocks, batch, heads, kv_heads)
+        outputs, totals = shape.split(outputs, heads), shape.split(totals, heads)
+    else:
+        outputs, totals = _forward(shape, q, k, v)
     if accumulate:
         before, before_lse = shape.split(o, heads), shape.split(lse, heads)
         both = torch.logaddexp(before_lse, totals)
@@ -113,6 +125,12 @@ def attention_grad(
     accumulate: bool, accumulate_q: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
 ) -> None:
     shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
+    if fused.usable(o, q, head_dim, window, softcap, positions):
+        blocks = fused.parts(len(q) // batch, len(k) // batch, prefix, zigzag, chunks, member)
+        grads = fused.backward(do, q, k, v, o, lse, blocks, batch, heads, kv_heads)
+        for out, grad, add in zip((dq, dk, dv), grads, (accumulate_q, accumulate, accumulate)):
+            store(out, grad, add)
+        return
     queries, grads, totals = shape.split(q, heads), shape.split(do, heads), shape.split(lse, heads)
     keys, values = shape.split(k, kv_heads), shape.split(v, kv_heads)
     if delta is not None:
