@@ -97,6 +97,7 @@ until mount -o remount,ro disk 2>/dev/null; do sleep 0.01; done
 lines 100
 mount -o remount,rw disk
 lines 200
+for i in $(seq 200); do [ $(ls disk/dir | grep -c '^step-[0-9]*$') -ge 2 ] && break; sleep 0.05; done
 kill -TERM $(cat /proc/$!/task/$!/children)
 wait
 grep exit out; ls -A disk/dir
