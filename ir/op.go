@@ -1017,7 +1017,7 @@ var Ops = [NumOps]OpInfo{
 		Name: "unpermute_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "dx = the row of dy of the token, times the weight; dweights = the inner product of this row with that of x.",
 		Operands: []Operand{
-			{Name: "dx", Dir: Write, Types: "T", Dims: "r*top,h"},
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r*top,h", Spare: true},
 			{Name: "dweights", Dir: Write, Types: "f32", Dims: "r,top", Spare: true},
 			{Name: "dy", Types: "T", Dims: "r,h"},
 			{Name: "x", Types: "T", Dims: "r*top,h"},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/meaning"
 	"sppo.dev/internal/train"
 	"sppo.dev/internal/vm"
 	"sppo.dev/internal/vm/vmtest/naive"
@@ -207,6 +208,14 @@ func TestTuningsEqualNaive(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not.
+func TestFrozenBiasesOfExperts(t *testing.T) {
+	p := smallProgram(t, Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, N: 2, Traits: models["ossmoe"], Tuning: `freeze = [biases]`}, false)
+	if _, err := meaning.Prove(p); err != nil {
+		t.Error(err)
 	}
 }
 
