@@ -18,6 +18,8 @@ import sys
 
 import torch
 import transformers as hub
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 TOKENS = 24
 STEPS = 11
@@ -144,6 +146,8 @@ MODELS = [
     ("gpt-oss-full", hub.GptOssConfig, dict(ODD, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=4, layer_types=[FULL] * 3, tie_word_embeddings=True,
                                            rope_parameters=YARN), "bfloat16", "3KB"),
     ("gpt-oss-window", hub.GptOssConfig, dict(SMALL, head_dim=10, num_local_experts=4, num_experts_per_tok=1, sliding_window=7, layer_types=[SLIDING] * 2), "bfloat16", None),
+    ("gpt-oss-mxfp4", hub.GptOssConfig, dict(SMALL, hidden_size=64, intermediate_size=32, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=5,
+                                            rope_parameters=dict(YARN, truncate=False)), "bfloat16", None),
 ]
 
 
@@ -193,6 +197,25 @@ def generated(folder):
     return dict(tokens=out.sequences[0].tolist(), margins=[(b[0] - b[1]).item() for b in best])
 
 
+def packed(folder):
+    """Replaces the matrices of experts by random ones in MXFP4, and returns the results of the model with the values that transformers has for
+    them. (Its from_pretrained reads such a folder only if the package accelerate is installed.)"""
+    file, config, random = folder / "model.safetensors", folder / "config.json", torch.Generator().manual_seed(11)
+    plain, mxfp4 = load_file(file), {}
+    for name in list(plain):
+        if name.endswith("_proj"):
+            experts, rows, cols = plain[name].shape
+            mxfp4[f"{name}_blocks"] = torch.randint(0, 256, (experts, cols, rows // 32, 16), generator=random, dtype=torch.uint8)
+            mxfp4[f"{name}_scales"] = torch.randint(121, 125, (experts, cols, rows // 32), generator=random, dtype=torch.uint8)
+            plain[name] = convert_moe_packed_tensors(mxfp4[f"{name}_blocks"], mxfp4[f"{name}_scales"])
+    save_file(plain, file, {"format": "pt"})
+    results = expected(folder)
+    save_file({name: values for name, values in plain.items() if not name.endswith("_proj")} | mxfp4, file, {"format": "pt"})
+    settings = json.loads(config.read_text()) | dict(quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"]))
+    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    return results
+
+
 def main(out, *names):
     for seed, (name, config, arguments, dtype, shard) in enumerate(MODELS):
         if names and name not in names:
@@ -203,7 +226,7 @@ def main(out, *names):
         randomise(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=not name.endswith("fused"), **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)
-        (folder / "expected.json").write_text(json.dumps(expected(folder)) + "\n")
+        (folder / "expected.json").write_text(json.dumps((packed if name.endswith("mxfp4") else expected)(folder)) + "\n")
         print(name)
 
 

@@ -229,7 +229,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 		if t == nil {
 			return nil, fmt.Errorf("%s has no tensor %q: it is an adapter of another model", dir, s.name)
 		}
-		if err := s.accepts(t); err != nil {
+		if err := s.accepts(&scaled{Tensor: t}); err != nil {
 			return nil, fmt.Errorf("%w: it is an adapter of another model", err)
 		}
 		for i := range s.parts {

@@ -100,25 +100,23 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 	if err != nil {
 		return nil, nil, err
 	}
-	index := map[string]*stored{}
-	for _, s := range w.stored {
-		index[s.name] = s
+	index, err := e.written(w)
+	if err != nil {
+		return nil, nil, err
 	}
-	rename := e.From.names(w.folder)
-	names := e.From.arch.names.tensors
-	embed := index[rename(names["embed"].name)]
-	// A folder may have a tied table under both names.
-	index[rename(names["head"].name)] = cmpOr(index[rename(names["head"].name)], embed)
 	var list []safetensors.Source
 	for i := range w.folder.Tensors() {
 		t := &w.folder.Tensors()[i]
-		source := safetensors.Source{Info: t.Info}
-		s := index[t.Name]
-		if isScale(w.folder, t.Name) {
+		if e.From.isScale(w.folder, t.Name) {
 			continue
 		}
-		if t.DType == safetensors.F8E4M3 {
-			source.DType = exportTypes[cmp.Or(e.DType, e.From.value("dtype"))]
+		source := safetensors.Source{Info: t.Info}
+		if name, quantized := e.From.matrix(t); quantized {
+			source.Name, source.DType = name, exportTypes[cmp.Or(e.DType, e.From.value("dtype"))]
+		}
+		s := index[source.Name]
+		if s != nil && source.Name != t.Name {
+			source.Shape = s.shape
 		}
 		if s == nil && source.DType != t.DType {
 			source.Write = func(to io.Writer) error { return e.From.dequantize(ctx, to, w.folder, t, source.DType) }
@@ -143,6 +141,29 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 		list = append(list, source)
 	}
 	return list, w.Close, nil
+}
+
+// written returns the stored tensors of an export by their names. With matrices in MXFP4, names and shapes differ from those of the folder.
+func (e *Export) written(w *Weights) (map[string]*stored, error) {
+	rename, list, index := e.From.names(w.folder), w.stored, map[string]*stored{}
+	if e.From.format == &mxfp4 {
+		plain, err := e.From.arch.names.layout(e.Tensors)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range plain {
+			s.name = rename(s.name)
+		}
+		list = plain
+	}
+	for _, s := range list {
+		index[s.name] = s
+	}
+	names := e.From.arch.names.tensors
+	embed := index[rename(names["embed"].name)]
+	// A folder may have a tied table under both names.
+	index[rename(names["head"].name)] = cmpOr(index[rename(names["head"].name)], embed)
+	return index, nil
 }
 
 func cmpOr(a, b *stored) *stored {
@@ -237,7 +258,7 @@ func transpose(to []float32, width int64, values []float32, count, cols int64) {
 // restOf writes, unchanged, the rows of a position table beyond the length of the run.
 func (e *Export) restOf(ctx context.Context, to io.Writer, t *safetensors.Tensor, s *stored, dtype string) error {
 	had := s.rows() * s.cols()
-	if had == t.Elements() {
+	if had >= t.Elements() {
 		return nil
 	}
 	if dtype == t.DType {
@@ -283,7 +304,7 @@ func (e *Export) config() ([]byte, error) {
 	if text == nil {
 		text, err = infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
 	}
-	if err == nil && len(e.From.blocks) > 0 {
+	if err == nil && e.From.format != nil {
 		text, err = withoutBlocks(text)
 	}
 	if err != nil || e.DType == "" {

@@ -188,6 +188,9 @@ func parameters(p *ir.Program) (n int64) {
 // runs with bf16 weights and f32 masters.
 func TestRoundTrip(t *testing.T) {
 	for _, dir := range fixtures(t) {
+		if filepath.Base(dir) == packedFixture {
+			continue // an export has other tensors: see TestMXFP4
+		}
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			e := readExpected(t, dir)
 			for _, dtype := range []string{"f32", "bf16"} {

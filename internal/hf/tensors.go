@@ -19,15 +19,17 @@ type naming struct {
 	neighbours bool             // rotated pairs are neighbours: see pairing
 	further    bool             // folders may have further layers, for multi-token prediction
 	fused      map[string]place // instead, where all matrices of a layer's experts are one tensor
+	packed     map[string]place // instead, where these are in MXFP4
 }
 
 // how is the way in which a tensor is stored.
 type how int
 
 const (
-	same        how = iota
-	transposed      // as in nn.Linear: [out, in], where ours is [in, out]
-	alternating     // its columns alternate with those of another of our tensors, which it follows if it is the second
+	same            how = iota
+	transposed          // as in nn.Linear: [out, in], where ours is [in, out]
+	alternating         // its columns alternate with those of another of our tensors, which it follows if it is the second
+	alternatingRows     // the same, transposed
 )
 
 // place is where one of our tensors is stored. In a fused tensor, it follows the tensors
@@ -40,6 +42,9 @@ type place struct {
 }
 
 const layerMark, expertMark = "*", "#"
+
+// packedSuffix follows the name of a matrix in MXFP4 in that of its values.
+const packedSuffix = "_blocks"
 
 func linear(name string, after ...string) place { return place{name, transposed, after} }
 func plain(name string, after ...string) place  { return place{name, same, after} }
@@ -138,6 +143,12 @@ var (
 		"layer.experts.b_down": plain("model.layers.*.mlp.experts.down_proj_bias"),
 		"layer.sinks":          plain("model.layers.*.self_attn.sinks"),
 	}
+	// packedExperts are the places of gpt-oss as published. The matrices are the transposes of those in the memory of transformers.
+	packedExperts = map[string]place{
+		"layer.experts.w_gate": {"model.layers.*.mlp.experts.gate_up_proj" + packedSuffix, alternatingRows, nil},
+		"layer.experts.w_up":   {"model.layers.*.mlp.experts.gate_up_proj" + packedSuffix, alternatingRows, []string{"layer.experts.w_gate"}},
+		"layer.experts.w_down": plain("model.layers.*.mlp.experts.down_proj" + packedSuffix),
+	}
 	mixtralExperts = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
 		correctionName: plain("model.layers.*.block_sparse_moe.e_score_correction_bias"),
 	})
@@ -167,7 +178,7 @@ var (
 	})}
 	glmMoENames = naming{tensors: merged(llamaPlaces, glmExperts), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts}
 
-	ossNames = naming{tensors: merged(llamaPlaces, ossExperts), prefix: "model.", ignored: rotaryBuffers}
+	ossNames = naming{tensors: merged(llamaPlaces, ossExperts), prefix: "model.", ignored: rotaryBuffers, packed: packedExperts}
 
 	// GPT-2's Conv1D is [in, out], like our matrices; c_attn holds q, k and v side by side.
 	gpt2Names = naming{prefix: "transformer.", ignored: []string{".attn.bias", ".attn.masked_bias"}, tensors: map[string]place{
@@ -198,7 +209,7 @@ type part struct {
 	shape      [2]int64 // of ours
 	transposed bool
 	row, col   int64
-	step       int64 // from one of our columns to the next, unless it is transposed
+	step       int64 // from one of our columns to the next
 }
 
 // stored is one of the architecture's tensors with the parts that make it up, in order. Rows are those of all its matrices
@@ -315,7 +326,7 @@ func across(t *ir.Tensor) int64 {
 
 // add appends one of our tensors, or one of its matrices: a range of rows if it is transposed or a vector, otherwise a range of columns.
 func (s *stored) add(t ir.Tensor, number, matrices int64, how how, at int64) {
-	rows, turned := t.Shape[0]/matrices, how == transposed
+	rows, turned := t.Shape[0]/matrices, how == transposed || how == alternatingRows
 	p := part{Tensor: t, first: number * rows, shape: [2]int64{rows, t.Shape[1]}, transposed: turned, step: 1}
 	var shape []int64
 	switch {
@@ -323,6 +334,8 @@ func (s *stored) add(t ir.Tensor, number, matrices int64, how how, at int64) {
 		p.row, shape = at, []int64{at + rows}
 	case how == alternating:
 		p.col, p.step, shape = min(at, 1), 2, []int64{rows, 2 * t.Shape[1]}
+	case how == alternatingRows:
+		p.row, p.step, shape = min(at, 1), 2, []int64{2 * t.Shape[1], rows}
 	case turned:
 		p.row, shape = at, []int64{at + t.Shape[1], rows}
 	default:

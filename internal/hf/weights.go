@@ -61,11 +61,11 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 		if t == nil {
 			return nil, fmt.Errorf("%s has no tensor %q, which the model needs", m.Dir, s.name)
 		}
-		if err := s.accepts(t); err != nil {
-			return nil, err
-		}
 		values, err := m.blocks.in(folder, t)
 		if err != nil {
+			return nil, err
+		}
+		if err := s.accepts(values); err != nil {
 			return nil, err
 		}
 		for i := range s.parts {
@@ -74,7 +74,7 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 		}
 	}
 	for _, t := range folder.Tensors() {
-		if known[t.Name] || isScale(folder, t.Name) {
+		if known[t.Name] || m.isScale(folder, t.Name) {
 			continue
 		}
 		if err := w.ignore(m, &t, rename); err != nil {
@@ -116,18 +116,20 @@ func (m *Model) names(folder *safetensors.Folder) func(string) string {
 
 // in returns the names of a folder's tensors.
 func (n *naming) in(folder *safetensors.Folder) *naming {
-	_, end, _ := strings.Cut(n.fused["layer.experts.w_down"].name, layerMark)
-	if end == "" || !slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
-		return n
+	for _, instead := range []map[string]place{n.fused, n.packed} {
+		_, end, _ := strings.Cut(instead["layer.experts.w_down"].name, layerMark)
+		if end != "" && slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
+			other := *n
+			other.tensors = merged(n.tensors, instead)
+			return &other
+		}
 	}
-	fused := *n
-	fused.tensors = merged(n.tensors, n.fused)
-	return &fused
+	return n
 }
 
 // accepts checks the shape and the type of a tensor in the folder. A table of positions may have more rows than
 // a run needs.
-func (s *stored) accepts(t *safetensors.Tensor) error {
+func (s *stored) accepts(t *scaled) error {
 	shape := slices.Clone(s.shape)
 	if s.parts[0].Name == posName && len(t.Shape) == 2 {
 		if t.Shape[0] < shape[0] {
@@ -138,7 +140,7 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 	switch {
 	case !slices.Equal(t.Shape, shape):
 		return fmt.Errorf("%s: tensor %q has shape %v, but the model needs %v", t.File, t.Name, t.Shape, shape)
-	case !safetensors.Convertible(t.DType) && t.DType != safetensors.F8E4M3:
+	case !safetensors.Convertible(t.DType) && t.format == nil:
 		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are supported", t.File, t.Name, t.DType)
 	}
 	return nil
@@ -236,7 +238,8 @@ func (w *Weights) Describe() string {
 
 // Wider reports whether the folder's type of a tensor has values that the given type cannot represent exactly.
 func (w *Weights) Wider(tensor string, than ir.DType) bool {
-	return than == ir.BF16 && w.places[tensor][0].tensor.DType != safetensors.BF16
+	dtype := w.places[tensor][0].tensor.DType
+	return than == ir.BF16 && dtype != safetensors.BF16 && dtype != safetensors.F4
 }
 
 // bandRows is the number of rows of a stored tensor that are transposed at a time, so that whole cache lines
@@ -301,7 +304,7 @@ func (l *location) read(row, col, rows, cols int64, out []float32) error {
 	for first := int64(0); first < cols; first += bandRows {
 		n := min(bandRows, cols-first)
 		for c := range n {
-			from := (p.row+col+first+c)*width + p.col + row
+			from := (p.row+(col+first+c)*p.step)*width + p.col + row
 			if buffer, err = t.Float32s(band[c*rows:(c+1)*rows], from, buffer); err != nil {
 				return err
 			}

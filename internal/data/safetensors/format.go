@@ -24,9 +24,15 @@ const (
 	F8E4M3 = "F8_E4M3" // only read
 )
 
+// Further types of values.
+const (
+	F4 = "F4"
+	U8 = "U8"
+)
+
 // typeBits is the size of one value of each type of the format.
 var typeBits = map[string]uint64{
-	"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+	F4: 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, U8: 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
 	"I16": 16, "U16": 16, F16: 16, BF16: 16, "I32": 32, "U32": 32, F32: 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }
 
