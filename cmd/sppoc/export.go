@@ -3,11 +3,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
 	"sppo.dev/internal/passes/strategy"
@@ -21,6 +23,7 @@ var formats = []struct {
 }{
 	{"torch-csv", torchCSV},
 	{"torchtitan", torchtitan},
+	{"trl", trl},
 }
 
 func formatNames() (names []string) {
@@ -95,4 +98,51 @@ func torchCSV(p *plan.Plan) (string, []string, error) {
 		lost = append(lost, "order = layer: as strategy = csv, the same order keeps K and V of all layers")
 	}
 	return strategy.Text(p), lost, nil
+}
+
+// flagList is a list of a program's flags, without their dashes.
+type flagList []string
+
+func (f *flagList) add(key string, value any) { *f = append(*f, fmt.Sprintf("%s=%v", key, value)) }
+
+// String writes a flag on each line.
+func (f flagList) String() string { return "--" + strings.Join(f, "\n--") + "\n" }
+
+// losses lists what a format cannot say of a plan.
+type losses []string
+
+func (l *losses) add(is bool, format string, args ...any) {
+	if is {
+		*l = append(*l, fmt.Sprintf(format, args...))
+	}
+}
+
+// common adds what neither torchtitan nor TRL can say.
+func (l *losses) common(p *plan.Plan) {
+	l.add(p.LayerOrder(), "order = layer")
+	l.add(p.Streams(), "keep: K and V that are streamed from the host")
+}
+
+func recomputes(p *plan.Plan) bool { return places(p, plan.PlacementRecompute) }
+func offloads(p *plan.Plan) bool   { return places(p, plan.PlacementOffload) }
+
+// places reports whether a plan places any unit in one way.
+func places(p *plan.Plan, placement rune) bool {
+	return strings.ContainsRune(strings.Join(slices.Concat(p.Offload.Placement...), ""), placement)
+}
+
+// tensorRanks returns the size of a group that PyTorch calls tensor parallel.
+func tensorRanks(p *plan.Plan) int {
+	if p.Parallel.SPMode != graph.ModeMegatron {
+		return 1
+	}
+	return p.Split().HeadRanks()
+}
+
+// replicasAndShards divides replicas into those that hold whole weights and those that divide them, as FSDP does.
+func replicasAndShards(p *plan.Parallel) (replicas, shards int) {
+	if p.Zero >= plan.ZeroState {
+		return 1, p.DP
+	}
+	return p.DP, 1
 }

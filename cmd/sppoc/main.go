@@ -10,7 +10,7 @@
 //	program.go  build, asm, verify, dump
 //	compare.go  compare; table.go writes its table
 //	trace.go    trace
-//	export.go   export; exporttitan.go its flags of torchtitan
+//	export.go   export; exporttitan.go and exporttrl.go its flags of torchtitan and TRL
 //	view.go     view; the page is in page/
 //	svg.go      figures for printing
 //	reduce.go   reduce; shrink.go makes a text smaller
@@ -201,11 +201,11 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "export", Args: "FILE --to torch-csv|torchtitan [-o OUT]", MinArgs: 1, MaxArgs: 1, Setup: export, Files: cli.PlanFiles,
+			Name: "export", Args: "FILE --to torch-csv|torchtitan|trl [-o OUT]", MinArgs: 1, MaxArgs: 1, Setup: export, Files: cli.PlanFiles,
 			Doc: "write a plan in a format of another system",
 			Details: "FILE is a spec or a plan. torch-csv is the order of tasks as torch.distributed.pipelining reads it (compute_only): a line\n" +
 				"for each pipeline rank, with cells such as 0F1: virtual stage, F, B, I or W, and microbatch. The same file can be given to\n" +
-				"strategy = csv(\"FILE\"). torchtitan is the flags of torchtitan 0.3 that come nearest to the plan. What a format cannot say of the plan is listed on standard error (docs/schedules.md).",
+				"strategy = csv(\"FILE\"). torchtitan and trl are the flags of torchtitan 0.3 and of trl sft, TRL 1.16, that come nearest to the plan. What a format cannot say of the plan is listed on standard error (docs/schedules.md).",
 			Examples: []string{"sppoc export examples/tiny.sppo --to torch-csv -o tiny.csv", "sppoc export examples/tiny.sppo --to torchtitan"},
 		},
 		{
