@@ -15,6 +15,7 @@
 //	save.go      when and where to write checkpoints, and which one to resume from
 //	eval.go      eval
 //	sample.go    sample
+//	sequences.go sequences
 //	audit.go     audit: compares recomputed steps with a checkpoint
 //	weights.go   run --weights, export: Hugging Face model folders
 //	devices.go   lists available devices
@@ -142,6 +143,14 @@ var app = cli.App{
 				"With --json, the output is {\"split\",\"loss\",\"perplexity\",\"windows\",\"tokens\",\"tokens_left\",\"sequence\",\"step\",\n" +
 				"\"loss_by_position\":[{\"first\",\"last\",\"loss\",\"tokens\"}]}. Positions are counted from 0, and last is inclusive.",
 			Examples: []string{"sppovm eval job.sppo --weights Llama-3.1-8B", "sppovm eval job.sppo --resume tuned.ckpt --split validation --json"},
+		},
+		{
+			Name: "sequences", Args: "FILE -o FOLDER [--first STEP] [--steps N]", MinArgs: 1, MaxArgs: 1, Setup: sequences, Files: cli.JobFiles,
+			Doc: "write the sequences that a run would train on, for other programs",
+			Details: "step-N.npy contains the sequences of step N, and validation.npy those of a validation, as NumPy arrays of 32-bit integers\n" +
+				"[3, sequences, train.sequence + 1]: the tokens, the labels (each at the place of its token; -1 where it does not count) and\n" +
+				"the positions of the tokens in their documents. sppo-torch --sequences reads such a folder (interop/torch/README.md).",
+			Examples: []string{"sppovm sequences examples/tiny.sppo -o out/sequences --steps 2"},
 		},
 		{
 			Name: "sample", Args: "(--weights DIR | --resume CHECKPOINT) (--prompt TEXT | --prompt-file FILE)", MaxArgs: 0, Setup: sampling,

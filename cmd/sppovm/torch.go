@@ -73,6 +73,13 @@ func (f *runFlags) runTorch(env *cli.Env, p *ir.Program) error {
 	if out, err := exec.Command(python, "-c", "import sppo_torch, torch").CombinedOutput(); err != nil {
 		return cli.Wrong(fmt.Errorf("%s cannot import sppo_torch and torch: install interop/torch with pip, or let %s name another Python\n%s", python, pythonVariable, out))
 	}
+	if p.Run.DataKind == "tokens" { // the package cannot read token files, and asks this program for their sequences
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		arguments = append(arguments, "--sequences", folder, "--sequences-by", self)
+	}
 	c := exec.CommandContext(env.Context, python, append([]string{"-m", "sppo_torch", "run", file}, arguments...)...)
 	c.Stdout, c.Stderr, c.Env = env.Stdout, env.Stderr, append(os.Environ(), f.torchEnvironment()...)
 	var exit *exec.ExitError

@@ -1,18 +1,39 @@
 package main
 
 import (
+	"encoding/binary"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"sppo.dev/interop/torch/torchtest"
 )
 
 // --engine torch has the losses of our own machine, and each continues from the other's checkpoint.
-func TestTorchEngine(t *testing.T) {
+func TestTorchEngine(t *testing.T) { checkTorchEngine(t) }
+
+// The machine gets sequences of token files from this program, a few steps at a time, with their order, documents and positions.
+func TestTorchEngineOnTokens(t *testing.T) {
+	t.Setenv(asCommand, "1")
+	data := filepath.Join(t.TempDir(), "tokens.bin")
+	tokens := make([]byte, 0, 4000)
+	for i := range uint16(2000) {
+		tokens = binary.LittleEndian.AppendUint16(tokens, i*i%23)
+	}
+	if err := os.WriteFile(data, tokens, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	checkTorchEngine(t, "--set", fmt.Sprintf("train.data=tokens(%q, documents = 9)", data), "--set", "train.steps=20", "--set", "train.holdout=0.1", "--set", "train.eval_batch=3")
+}
+
+func checkTorchEngine(t *testing.T, flags ...string) {
+	t.Helper()
 	torchtest.Install(t)
 	inBase(t)
 	run := func(args ...string) []float64 {
-		out, _ := sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "--json", "-q"}, args...)...)
+		out, _ := sppovm(t, t.Context(), append(append([]string{"run", "tiny.sppo", "--json", "-q"}, flags...), args...)...)
 		return losses(t, out)
 	}
 	want := run("--steps", "4")

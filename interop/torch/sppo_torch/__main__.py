@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
+import subprocess
 import sys
 import time
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import Refused, checkpoint
+from .data import Written
 from .ops import fused
 from .program import read
 from .train import Job
@@ -31,6 +34,8 @@ def _arguments() -> argparse.ArgumentParser:
         command.add_argument("program", metavar="PROGRAM.sppb")
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         command.add_argument("--dir", default="", help="look for data files in this folder (default: the current one)")
+        command.add_argument("--sequences", metavar="FOLDER", help="read sequences here, which sppovm sequences wrote, instead of the data")
+        command.add_argument("--sequences-by", metavar="SPPOVM", help="this program writes the files of --sequences that are missing")
         command.add_argument("--resume", metavar="CHECKPOINT", help="a checkpoint, or a folder: its newest; auto: that of --save, if any")
         command.add_argument("--seed", type=int, help="use this seed instead of the program's")
         command.add_argument("--threads", type=int, default=0, help="threads for kernels (default: torch's choice)")
@@ -50,6 +55,24 @@ def _resume(arguments: argparse.Namespace) -> str | None:
     if not folder:
         raise Refused("--resume auto needs --save")
     return folder if checkpoint.checkpoints(folder) else None
+
+
+def _written(arguments: argparse.Namespace) -> Written | None:
+    """Returns the sequences that sppovm has written, or writes as they are needed."""
+    if not arguments.sequences:
+        return None
+    if not arguments.sequences_by:
+        return Written(arguments.sequences, None)
+
+    def write(step: int) -> None:
+        for old in glob.glob(os.path.join(glob.escape(arguments.sequences), "step-*.npy")):
+            os.remove(old)
+        command = [arguments.sequences_by, "sequences", arguments.program, "-o", arguments.sequences, "--first", str(step), "--steps", "8"]
+        seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
+        if subprocess.run([*command, "--dir", arguments.dir, *seed]).returncode:
+            raise Refused(f"{arguments.sequences_by} could not read the data")
+
+    return Written(arguments.sequences, write)
 
 
 def _device(kind: str) -> torch.device:
@@ -133,7 +156,7 @@ def main() -> int:
         torch.set_num_threads(arguments.threads)
     fused.enabled = arguments.attention == "flash" or arguments.attention == "auto" and arguments.device == "cuda"
     try:
-        job = Job(read(arguments.program), _device(arguments.device), arguments.dir, arguments.seed)
+        job = Job(read(arguments.program), _device(arguments.device), arguments.dir, arguments.seed, _written(arguments))
         report.say(f"{job.program.header['name']}: {len(job.program.ranks)} ranks, {len(job.ranks)} of them in this process")
         resume = _resume(arguments)
         if resume:

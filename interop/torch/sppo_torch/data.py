@@ -1,10 +1,10 @@
-"""The sequences of a step or a validation. Three kinds of data can be read: random, text, and token files in order."""
+"""The sequences of a step or a validation: random tokens, text, or files that sppovm has written (sppovm sequences)."""
 
 from __future__ import annotations
 
 import glob
 import os
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -118,6 +118,29 @@ class Text(_Held):
         return self._cut(self.trained + self.held_start(index))
 
 
+class Written:
+    """Sequences in a folder, in a file for each step. `write`, if given, writes the files of a step and of those that follow."""
+
+    def __init__(self, folder: str, write: Callable[[int], None] | None):
+        self.folder, self.write, self.step, self.rows = folder, write, 0, np.empty(0)
+
+    def _read(self, name: str, step: int) -> np.ndarray:
+        path = os.path.join(self.folder, name)
+        if self.write and not os.path.exists(path):
+            self.write(step)
+        if not os.path.exists(path):
+            raise Refused(f"{path} is missing: sppovm sequences writes it")
+        return np.load(path, mmap_mode="r")
+
+    def train(self, step: int, index: int) -> Sequence:
+        if self.step != step:
+            self.step, self.rows = step, self._read(f"step-{step}.npy", step)
+        return Sequence(*self.rows[:, index])
+
+    def validation(self, index: int) -> Sequence:
+        return Sequence(*self._read("validation.npy", max(1, self.step))[:, index])
+
+
 def find(patterns: list[str], folder: str) -> list[str]:
     """Returns the files that match any pattern, each once, sorted by name."""
     found: set[str] = set()
@@ -130,11 +153,13 @@ def find(patterns: list[str], folder: str) -> list[str]:
     return sorted(found)
 
 
-def open_data(run: dict[str, Any], seed: int, folder: str) -> Source:
+def open_data(run: dict[str, Any], seed: int, folder: str, written: Written | None = None) -> Source:
     """Opens the data of a run, or raises Refused."""
+    if written:
+        return written
     kind = run["data_kind"]
     if kind == "random":
         return Random(run, seed)
     if kind == "text":
         return Text(run, seed, folder)
-    raise Refused(f"this machine does not read data of kind {kind}")
+    raise Refused(f"data of kind {kind}: let sppovm sequences PROGRAM -o FOLDER read it, and name the folder with --sequences")

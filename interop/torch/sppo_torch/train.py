@@ -10,7 +10,7 @@ from typing import Any, Iterator
 import torch
 
 from . import Refused, randoms
-from .data import Batch, open_data
+from .data import Batch, Written, open_data
 from .links import Distributed, Links, Local
 from .machine import Rank, run
 from .program import Program
@@ -51,12 +51,12 @@ class StepResult:
 class Job:
     """A run of a program. All ranks are in this process, or one in each process of torch.distributed."""
 
-    def __init__(self, program: Program, device: torch.device, folder: str = "", seed: int | None = None):
+    def __init__(self, program: Program, device: torch.device, folder: str = "", seed: int | None = None, written: Written | None = None):
         self.program, self.device = program, device
         self.settings = program.run
         self.seed = self.settings["seed"] if seed is None else seed
         self.step, self.skipped, self.norms = 0, 0, []
-        self.data = open_data(self.settings, self.seed, folder)
+        self.data = open_data(self.settings, self.seed, folder, written)
         self.links, numbers = _connect(program, device)
         self.ranks = [Rank(program, n, device, self.links, self.seed) for n in numbers]
         self._run("init", None)
