@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/graph"
 	"sppo.dev/internal/meaning"
 	"sppo.dev/internal/train"
 	"sppo.dev/internal/vm"
@@ -208,6 +209,18 @@ func TestTuningsEqualNaive(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// Without rotations, only attention itself can tell that heads of keys begin at a wrong column of frozen weights.
+func TestHeadsBetweenHeads(t *testing.T) {
+	p := smallProgram(t, Case{Family: "llama", Positions: "learned", KVHeads: 1, Batch: 2, DP: 2, N: 2, Tuning: `freeze = ["layer.*", embeddings, "pos"]`}, false)
+	p.Ranks[0].Consts[slices.Index(p.Consts, graph.ConstKV)] = 1
+	if err := (ir.VerifyOptions{}).Verify(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := meaning.Prove(p); err == nil {
+		t.Error("accepted")
 	}
 }
 

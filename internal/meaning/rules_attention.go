@@ -133,7 +133,7 @@ func (a *attentionCall) checkHeads() {
 	for i := range a.q {
 		first, firstKey := a.q[i].cols.lo/a.dim, a.k[0].cols.lo/a.dim
 		for h := range a.heads {
-			if (first+h)/group != firstKey+h/shared || a.q[i].cols.lo%a.dim != 0 {
+			if (first+h)/group != firstKey+h/shared || a.q[i].cols.lo%a.dim != 0 || a.k[0].cols.lo%a.dim != 0 {
 				a.refuse("head %d of %s uses head %d of %s", h, a.ref.describe(&a.q[i]), h/shared, a.ref.describe(&a.k[0]))
 			}
 		}
