@@ -3,7 +3,8 @@
     python3 -m venv venv && venv/bin/pip install -r requirements.txt
     venv/bin/python make.py [FOLDER [NAME...]]
 
-It writes one file for each configuration, to this folder unless another is given. TestTransformers (../../transformers_test.go) compares
+It writes one file for each configuration, to this folder unless another is given. Those named FAMILY-deep also have the losses of steps
+with AdamW, and all of this once more for sequences of several documents, each of which transformers gets as a sequence of its own. TestTransformers (../../transformers_test.go) compares
 our programs with the files. With SPPO_PYTHON=venv/bin/python it also writes them again and compares both.
 
 Weights and tokens are functions of names and indices that the test repeats, so the files hold neither. A weight is stored [in, out],
@@ -21,7 +22,11 @@ import torch
 import transformers
 
 SEQUENCE, BATCH, PROJECTIONS = 40, 2, 8
+STEPS, ADAMW = 10, dict(lr=0.002, betas=(0.9, 0.95), eps=1e-4, weight_decay=0.0)
+DOCUMENTS = [[11, 12, 29], [23]]  # where documents end in each sequence, other than at its end
+MARGIN = 1e-4  # of a router's choice: if scores are closer, rounding may change it, and other tokens are drawn
 MASK = (1 << 64) - 1
+torch.set_num_threads(1)
 
 
 def fnv(name):
@@ -163,23 +168,69 @@ class Tensors:
         return tensor if width is None else tensor[..., first:first + width]
 
 
-def losses_and_gradients(model, tensors, tokens):
+def token_losses(model, tokens, documents):
+    """Returns the losses of all tokens after the first by sequence, 0 for the first tokens of documents, and the number of the others."""
+    def of(rows):
+        logits = model(rows[:, :-1], use_cache=False).logits.float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none").view(len(rows), -1)
+
+    if documents is None:
+        losses = of(tokens)
+        return losses, losses.numel()
+    rows, count = [], 0
+    for row, ends in zip(tokens, documents):
+        parts, first = [], 0
+        for end in ends + [len(row)]:
+            if end - first > 1:
+                parts.append(of(row[None, first:end])[0])
+                count += end - first - 1
+            parts.append(torch.zeros(1))
+            first = end
+        rows.append(torch.cat(parts)[:-1])
+    return torch.stack(rows), count
+
+
+def losses_and_gradients(model, tensors, tokens, documents=None):
     model.zero_grad()
-    logits = model(tokens[:, :-1], use_cache=False).logits.float()
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-    losses.mean().backward()
+    losses, count = token_losses(model, tokens, documents)
+    (losses.sum() / count).backward()
     gradients = {}
     for name, (theirs, _, _) in tensors.places.items():
         if name.endswith("correction"):
             continue  # it is not trained
         g = tensors.view(name, tensors.parameters[theirs].grad).double().flatten()
         gradients[name] = [g.norm().item()] + [(g @ signs(name, k, g.numel())).item() for k in range(PROJECTIONS)]
-    return losses.view(tokens.shape[0], -1).tolist(), gradients
+    return losses.tolist(), gradients
+
+
+def steps_of(model, tokens, documents=None):
+    """Returns the mean losses after each of the first steps with AdamW. It restores the parameters."""
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    optimizer, means = torch.optim.AdamW(model.parameters(), **ADAMW), []
+    for step in range(STEPS + 1):
+        optimizer.zero_grad()
+        losses, count = token_losses(model, tokens, documents)
+        if step > 0:
+            means.append(losses.double().sum().item() / count)
+        if step < STEPS:
+            (losses.sum() / count).backward()
+            optimizer.step()
+    model.load_state_dict(before)
+    return means
+
+
+class Close(Exception):
+    """A router's choice is decided by less than MARGIN."""
 
 
 def watch_routers(model, top):
     """Returns a list to which each forward pass adds by how much the last chosen expert of a token is ahead of the next, at least."""
     margins = []
+
+    def add(margin):
+        margins.append(margin)
+        if margin < MARGIN:
+            raise Close
 
     def hook(router, arguments, outputs):
         logits = outputs[0].detach().float()
@@ -189,13 +240,13 @@ def watch_routers(model, top):
                 groups = scores.view(len(scores), router.num_group, -1)
                 sums = groups.topk(2, dim=-1)[0].sum(dim=-1)
                 best = sums.topk(router.topk_group + 1, dim=-1)[0]
-                margins.append((best[:, -2] - best[:, -1]).min().item())
+                add((best[:, -2] - best[:, -1]).min().item())
                 kept = torch.zeros_like(sums).scatter_(1, sums.topk(router.topk_group, dim=-1)[1], 1)
                 scores = groups.masked_fill(kept[..., None] == 0, float("-inf")).flatten(1)
         else:
             scores = logits.softmax(dim=-1)
         best = scores.topk(top + 1, dim=-1)[0]
-        margins.append((best[:, -2] - best[:, -1]).min().item())
+        add((best[:, -2] - best[:, -1]).min().item())
 
     for name, module in model.named_modules():
         if name.endswith((".mlp.gate", ".mlp.router")):
@@ -231,11 +282,30 @@ def make(name, family, keys, config, folder):
     covered = {theirs for theirs, _, _ in tensors.places.values()}
     missing = set(tensors.parameters) - covered
     assert not missing, missing
-    tokens = torch.from_numpy((draws("tokens", BATCH * (SEQUENCE + 1)) % np.uint64(config.vocab_size)).astype(np.int64))
     margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss") else []
-    losses, gradients = losses_and_gradients(model, tensors, tokens.view(BATCH, SEQUENCE + 1))
     short = lambda values: [float(f"{v:.9g}") for v in values]
-    file = {"keys": keys, "losses": [short(row) for row in losses], "gradients": {k: short(v) for k, v in gradients.items()}}
+
+    def results(tokens, documents=None):
+        losses, gradients = losses_and_gradients(model, tensors, tokens, documents)
+        out = {"losses": [short(row) for row in losses], "gradients": {k: short(v) for k, v in gradients.items()}}
+        return out | ({"steps": short(steps_of(model, tokens, documents))} if name.endswith("-deep") else {})
+
+    start = {key: values.clone() for key, values in model.state_dict().items()}
+    for draw in range(1000):
+        del margins[:]
+        drawn = f"tokens-{draw}" if draw else "tokens"
+        tokens = torch.from_numpy((draws(drawn, BATCH * (SEQUENCE + 1)) % np.uint64(config.vocab_size)).astype(np.int64)).view(BATCH, SEQUENCE + 1)
+        try:
+            file = {"keys": keys} | results(tokens)
+            if name.endswith("-deep"):
+                file["documents"] = {"ends": DOCUMENTS} | results(tokens, DOCUMENTS)
+            break
+        except Close:
+            model.load_state_dict(start)
+    else:
+        raise SystemExit(f"{name}: a router is close to another choice, whatever the tokens")
+    if draw:
+        file["tokens"] = drawn
     if margins:
         file["margin"] = float(f"{min(margins):.3g}")
     with open(os.path.join(folder, name + ".json"), "w") as f:
@@ -245,6 +315,8 @@ def make(name, family, keys, config, folder):
 SIZES = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=36, vocab_size=37,
              max_position_embeddings=64, rms_norm_eps=1e-6, pad_token_id=None, bos_token_id=0, eos_token_id=0)
 SIZES_ODD = SIZES | dict(hidden_size=36, num_attention_heads=6, intermediate_size=37, vocab_size=53)
+SIZES_DEEP = SIZES | dict(num_hidden_layers=4)
+DEEP = "layers = 4 hidden = 24 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6"
 ODD = "layers = 3 hidden = 36 heads = 6 ffn = 37 vocab = 53 norm_eps = 1e-6"
 KEYS = "layers = 3 hidden = 24 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6"
 
@@ -443,6 +515,43 @@ def configurations():
            c("qwen2", num_key_value_heads=4, use_sliding_window=True, sliding_window=9, max_window_layers=1, **rope(1000000.0)))
     yield ("nemotron", "nemotron", f"family = llama {KEYS} kv_heads = 2 head_dim = 8 norm = layernorm norm_offset = 1 activation = relu2 gated = false rope_partial = 0.5",
            c("nemotron", norm_eps=1e-6, num_key_value_heads=2, head_dim=8, **rope(partial_rotary_factor=0.5)))
+    yield from deep()
+
+
+def deep():
+    """A configuration for each of the families whose programs are compared under many schedules, with layers and heads for four ranks."""
+    d = lambda model_type, **more: SIZES_DEEP | {"model_type": model_type} | more
+    types = lambda *full: [f"{'full' if i in full else 'sliding'}_attention" for i in range(4)]
+    moe = lambda experts, top, width: f"num_experts = {experts} num_experts_per_tok = {top} moe_intermediate_size = {width}"
+    yield ("qwen3_moe-deep", "experts", f"family = qwen3_moe {DEEP} kv_heads = 4 head_dim = 8 {moe(4, 2, 12)}",
+           d("qwen3_moe", num_key_value_heads=4, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True, **rope(1000000.0)))
+    yield ("mixtral-deep", "experts", f"family = mixtral {DEEP} kv_heads = 4 {moe(4, 2, 13)}",
+           d("mixtral", num_key_value_heads=4, num_local_experts=4, num_experts_per_tok=2, **rope(1000000.0)) | dict(intermediate_size=13))
+    yield ("gpt_oss-deep", "gpt_oss", f"family = gpt_oss {DEEP} kv_heads = 4 head_dim = 8 {moe(4, 2, 12)} window = 5 layer_types = [sliding, full] rope_factor = 4 rope_original = 20",
+           d("gpt_oss", num_key_value_heads=4, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=5, layer_types=types(1, 3),
+             **rope(150000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20, truncate=False)) | dict(intermediate_size=12))
+    yield ("glm4_moe-deep", "experts", f"family = glm4_moe {DEEP} kv_heads = 4 head_dim = 8 {moe(4, 2, 10)} shared_expert_intermediate_size = 10 first_k_dense_replace = 1 qk_norm = head",
+           d("glm4_moe", num_key_value_heads=4, head_dim=8, attention_bias=True, use_qk_norm=True, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+             num_mtp_layers=0, **rope(1000000.0, partial_rotary_factor=0.5)))
+    yield ("minimax_m2-deep", "experts", f"family = minimax_m2 {DEEP} kv_heads = 4 head_dim = 8 {moe(4, 2, 11)}",
+           d("minimax_m2", num_key_value_heads=4, head_dim=8, num_local_experts=4, num_experts_per_tok=2, **rope(5000000.0, partial_rotary_factor=0.5)) | dict(intermediate_size=11))
+    both = lambda full: {"full_attention": full, "sliding_attention": dict(rope_theta=500000.0, rope_type="default")}
+    yield ("olmo3-deep", "olmo2", f"family = olmo3 {DEEP} kv_heads = 4 window = 7 layer_types = [sliding, sliding, sliding, full] rope_scaling = yarn rope_factor = 4 rope_original = 20",
+           d("olmo3", num_key_value_heads=4, sliding_window=7, layer_types=types(3),
+             rope_parameters=both(dict(rope_theta=500000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20))))
+    yield ("seed_oss-deep", "llama", f"family = seed_oss {DEEP} kv_heads = 4 head_dim = 10 bias = [qkv, attn_out]",
+           d("seed_oss", num_key_value_heads=4, head_dim=10, attention_out_bias=True, **rope(10000000.0)))
+    yield ("ministral3-deep", "llama", f"family = ministral3 {DEEP} kv_heads = 4 head_dim = 10 rope_factor = 4 rope_original = 8 rope_beta = 0.4",
+           d("ministral3", num_key_value_heads=4, head_dim=10, **rope(
+               1000000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)))
+    yield ("granite-deep", "llama", f"family = granite {DEEP} kv_heads = 4 rope_theta = 10000 attn_scale = 0.3 logit_scale = {1 / 1.7} "
+           f"embed_scale = {12 / 0.22}".replace("norm_eps = 1e-6", f"norm_eps = {1e-6 / 0.22 ** 2}"),
+           d("granite", num_key_value_heads=4, tie_word_embeddings=True, attention_multiplier=0.3, logits_scaling=1.7, embedding_multiplier=12.0,
+             residual_multiplier=0.22, **rope()))
+    yield ("exaone4-deep", "olmo2", f"family = exaone4 {DEEP} kv_heads = 4 window = 6 layer_types = [sliding, sliding, sliding, full] positions = [rope, rope, rope, none]",
+           d("exaone4", num_key_value_heads=4, sliding_window=6, sliding_window_pattern=4, **rope(1000000.0)))
+    yield ("hunyuan_v1_dense-deep", "hunyuan", f"family = hunyuan_v1_dense {DEEP} kv_heads = 4 head_dim = 8", d("hunyuan_v1_dense", num_key_value_heads=4, head_dim=8, **rope()))
+    yield ("ernie4_5-deep", "ernie", f"family = ernie4_5 {DEEP} kv_heads = 4 head_dim = 8 tied = true", d("ernie4_5", num_key_value_heads=4, head_dim=8, tie_word_embeddings=True, **rope(500000.0)))
 
 
 if __name__ == "__main__":
