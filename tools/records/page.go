@@ -12,8 +12,8 @@ const page = "docs/records.md"
 const intro = `# Published records and predictions
 
 This page is written by ` + "`make records`" + `. It compares published results of training on very long sequences with the plans that ` + "`sppoc`" + `
-makes for the same model and hardware when every choice is left to it, with one sequence per step. **All our figures are
-simulated**: no such job has run. The clusters are those of ` + "`internal/shipped/clusters`" + `, with 2 TB of host memory per node, all of which the
+makes for the same model and hardware when every choice is left to it, with one sequence per step unless the job says otherwise. **All
+our figures are simulated**: no such job has run. The clusters are those of ` + "`internal/shipped/clusters`" + `, with 2 TB of host memory per node, all of which the
 job can use. Their kernel rates are measurements by others or assumptions; the cluster files say which.
 
 - *fits*: whether the published number of tokens fits here. If it does not, the other figures are those of the longest sequence that

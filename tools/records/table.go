@@ -10,18 +10,21 @@ type record struct {
 	model    string // model file below examples/
 	cluster  string // cluster file below internal/shipped/clusters/
 	machine  string // the cluster with its arguments
-	sequence int64  // tokens; a step has one sequence
+	sequence int64  // tokens
+	batch    int    // sequences of a step; 0: one
 
 	why string // why the figures differ
 }
 
 const (
-	alst  = "Arctic Long Sequence Training, arXiv 2506.13996, abstract"
-	memo  = "Memo: Fine-grained Tensor Management for Ultra-long Context LLM Training, arXiv 2407.12117, abstract"
-	upipe = "Untied Ulysses: Memory-Efficient Context Parallelism via Headwise Chunking, arXiv 2602.21196, abstract"
-	slim  = "SlimPipe: Memory-Thrifty and Efficient Pipeline Parallelism, arXiv 2504.14519, abstract"
-	trl   = "TRL documentation, \"Training Beyond 1M Tokens\": 380 s for a step of 1,048,576 tokens, which is 345 tokens/s per GPU"
-	paper = "SPPO: Efficient Long-sequence LLM Training via Adaptive Sequence Pipeline Parallel Offloading, arXiv 2503.10377, abstract"
+	alst        = "Arctic Long Sequence Training, arXiv 2506.13996, abstract"
+	memo        = "Memo: Fine-grained Tensor Management for Ultra-long Context LLM Training, arXiv 2407.12117, abstract"
+	upipe       = "Untied Ulysses: Memory-Efficient Context Parallelism via Headwise Chunking, arXiv 2602.21196, abstract"
+	slim        = "SlimPipe: Memory-Thrifty and Efficient Pipeline Parallelism, arXiv 2504.14519, abstract"
+	trl         = "TRL documentation, \"Training Beyond 1M Tokens\": 380 s for a step of 1,048,576 tokens, which is 345 tokens/s per GPU"
+	unpublished = "no published result of this size was found"
+	megatron    = "NVIDIA, Megatron-Core: Qwen3-235B-A22B with 128K tokens in BF16 on 256 H100"
+	paper       = "SPPO: Efficient Long-sequence LLM Training via Adaptive Sequence Pipeline Parallel Offloading, arXiv 2503.10377, abstract"
 )
 
 var records = []record{
@@ -73,5 +76,28 @@ var records = []record{
 		name: "SPPO", job: "GPT-7B on 128 A100", claim: "4M tokens", source: paper,
 		model: "paper/gpt-7b.sppo", cluster: "a100-80g", machine: "a100-80g(nodes = 16)", sequence: 4 << 20,
 		why: "The abstract gives no speed at this length; docs/paper.md compares the paper's speeds at shorter lengths.",
+	},
+	{
+		name: "Qwen3-30B-A3B", job: "Qwen3-30B-A3B on 8 H200", claim: "none", source: unpublished,
+		model: "today/qwen3-30b-a3b.sppo", cluster: "h200", machine: "h200()", sequence: 1 << 20,
+		why: "Nearly all of the step is attention, as in a dense model of this length: a token uses 3.3 of 30.5 billion parameters.",
+	},
+	{
+		name: "gpt-oss-120b", job: "gpt-oss-120b on 16 H100", claim: "none", source: unpublished,
+		model: "today/gpt-oss-120b.sppo", cluster: "h100", machine: "h100(nodes = 2)", sequence: 128 << 10,
+		why: "Master weights and optimizer state are on the host, and the optimizer takes 3.2 s of the step, which is short: 128K tokens are " +
+			"8K for each GPU. With more sequences per step, its share falls.",
+	},
+	{
+		name: "GLM-4.5-Air", job: "GLM-4.5-Air on 64 H100", claim: "none", source: unpublished,
+		model: "today/glm-4.5-air.sppo", cluster: "h100", machine: "h100(nodes = 8)", sequence: 512 << 10,
+		why: "Attention takes 88% of the step, and collectives 7%: the ranks of a stage are on four nodes.",
+	},
+	{
+		name: "Qwen3-235B-A22B", job: "Qwen3-235B-A22B on 256 H100, 32 sequences per step", claim: "128K tokens, 357 to 389 TFLOP/s per GPU", source: megatron,
+		model: "today/qwen3-235b-a22b.sppo", cluster: "h100", machine: "h100(nodes = 32)", sequence: 128 << 10, batch: 32,
+		why: "357 TFLOP/s are with the experts that the router chooses, and 389 with equal loads; they are 36% and 39% of the peak. How many " +
+			"sequences a step had is not known here; with a single one, each GPU has 512 tokens, and the simulated MFU is 24%. Megatron " +
+			"places experts on different ranks (expert parallelism); here, ranks gather the experts of a layer.",
 	},
 }
