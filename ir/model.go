@@ -38,6 +38,13 @@ type Model struct {
 	TopGroups    int      `json:"topk_group,omitempty"`                      // groups from which a token's experts are chosen
 	DType        string   `json:"dtype"`                                     // f32 | bf16: storage of weights and activations
 
+	// Linear attention. All fields are above 0 if any layer has it, and 0 otherwise.
+	LinearKeyHeads   int `json:"linear_num_key_heads,omitempty"`
+	LinearValueHeads int `json:"linear_num_value_heads,omitempty"` // each has a state, and as many as LinearValueHeads / LinearKeyHeads share a head of keys
+	LinearKeyDim     int `json:"linear_key_head_dim,omitempty"`
+	LinearValueDim   int `json:"linear_value_head_dim,omitempty"`
+	LinearConv       int `json:"linear_conv_kernel_dim,omitempty"` // tokens on which a result of the short convolution depends
+
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
 	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: position in a residual branch
@@ -67,15 +74,16 @@ type Model struct {
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 
-	Windows      []int64  `json:"windows"`              // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	Mixers       []string `json:"mixers,omitempty"`     // attention | none for each layer, repeated; empty: attention in all layers
-	AttnScale    float64  `json:"attn_scale"`           // factor applied to attention scores
-	AttnSoftcap  float64  `json:"attn_softcap"`         // bound on attention scores; 0: none
-	AttnSinks    bool     `json:"attn_sinks,omitempty"` // the softmax of attention has one more key for each head: with a learnt score, and the value 0
-	LogitSoftcap float64  `json:"logit_softcap"`        // 0: none
-	LogitScale   float64  `json:"logit_scale"`          // factor applied to the logits before the bound
-	EmbedScale   float64  `json:"embed_scale"`          // factor applied to the embedding's result
-	Tied         bool     `json:"tied"`                 // output projection shares the embedding
+	Windows      []int64  `json:"windows"`                    // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
+	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | none for each layer, repeated; empty: attention in all layers
+	AttnScale    float64  `json:"attn_scale"`                 // factor applied to attention scores
+	AttnSoftcap  float64  `json:"attn_softcap"`               // bound on attention scores; 0: none
+	AttnSinks    bool     `json:"attn_sinks,omitempty"`       // the softmax of attention has one more key for each head: with a learnt score, and the value 0
+	AttnGate     bool     `json:"attn_output_gate,omitempty"` // the result of attention is multiplied by the sigmoid of a linear map
+	LogitSoftcap float64  `json:"logit_softcap"`              // 0: none
+	LogitScale   float64  `json:"logit_scale"`                // factor applied to the logits before the bound
+	EmbedScale   float64  `json:"embed_scale"`                // factor applied to the embedding's result
+	Tied         bool     `json:"tied"`                       // output projection shares the embedding
 
 	InitStd float64 `json:"init_std"` // standard deviation of weight matrices and embeddings; divided by sqrt(2*Layers) for output projections of a layer
 

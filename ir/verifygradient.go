@@ -161,7 +161,7 @@ func (c *interpreted) aligned(in *Instr, args *[maxArgs]meaning) rows {
 	for j := range in.Args {
 		o := &in.Info().Operands[j]
 		other := args[j].rows
-		if j < in.Info().Written() || other.n == 0 || (in.Op == Attention || in.Op == AttentionGrad) && (o.Name == "k" || o.Name == "v") || o.Name == "positions" {
+		if j < in.Info().Written() || other.n == 0 || (in.Op == Attention || in.Op == AttentionGrad) && (o.Name == "k" || o.Name == "v") || o.Name == "positions" || o.Name == "dnext" {
 			continue
 		}
 		if o.Name == "labels" {
@@ -180,6 +180,7 @@ func (c *interpreted) aligned(in *Instr, args *[maxArgs]meaning) rows {
 
 // forward gives the results of an instruction their formulas.
 func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
+	before := carried(in, args)
 	var words [2*maxArgs + 16]uint64
 	h := append(words[:0], uint64(in.Op))
 	for _, i := range defining[in.Op] {
@@ -202,6 +203,7 @@ func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
 	for j := range outs {
 		outs[j] = formula(mix(base, uint64(j)))
 	}
+	c.follows(in, before, outs, r)
 	if c.nodes[outs[0]] == nil || c.nodes[outs[0]].in == nil {
 		formulas := make([]formula, len(in.Args))
 		for j := in.Info().Written(); j < len(in.Args); j++ {
@@ -435,7 +437,10 @@ func (c *interpreted) gradient(in *Instr, args *[maxArgs]meaning) {
 		c.wrong(&n.at, "%s", why)
 		return
 	}
+	before := carried(in, args)
 	g.rows = c.aligned(in, args)
+	c.follows(in, before, n.outs, g.rows)
+	c.precedes(in, args, n.outs, g.rows)
 	c.gradients(in, args, n, g, in.Args[dy].Rows())
 }
 
@@ -482,6 +487,10 @@ func (c *interpreted) gradients(in *Instr, args *[maxArgs]meaning, n *node, g me
 		k := slices.IndexFunc(n.in.Info().Operands, func(o Operand) bool { return o.Name == name })
 		if k < 0 {
 			c.write(&in.Args[j], meaning{})
+			continue
+		}
+		if name == carriers[in.Op] {
+			c.write(&in.Args[j], meaning{formula: gradient(n.outs[nextResult]), of: n.outs[nextResult], rows: g.rows})
 			continue
 		}
 		if in.Op == AttentionGrad && j > 0 {

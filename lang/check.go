@@ -183,6 +183,10 @@ func (c *checker) sizes() {
 	case s.SPMode == "ring" && s.Ring > 0:
 		c.fail("schedule.sp_mode", Conflict, fmt.Sprintf("sp_mode = megatron or ulysses, or sp = %d", sp),
 			"sp = [%d, %d] says that groups of %d ranks divide heads, but with sp_mode = ring, no ranks do", heads, s.Ring, heads)
+	case m.LinearKeyHeads > 0 && (s.SPMode == "ring" || s.Ring > 0):
+		c.fail(c.culprit("schedule.sp_mode", "schedule.sp"), Conflict, "sp_mode = megatron or ulysses, without a ring", ScansInRing)
+	case m.LinearKeyHeads%heads != 0:
+		c.fail("schedule.sp", Indivisible, near, "%d heads of linear attention are not divisible by %s", m.LinearKeyHeads, ranks)
 	case s.SPMode == "ring" || s.Ring == 0 && s.SPMode == "auto" && c.Train.Sequence%int64(2*sp) == 0: // in a ring, every rank has all heads
 	case m.Heads%heads != 0:
 		c.fail("schedule.sp", Indivisible, near, "%d heads are not divisible by %s", m.Heads, ranks)
@@ -225,7 +229,7 @@ func (c *checker) sizes() {
 func NearSP(m Model, seq int64, heads, ring, most int) (words, near string) {
 	groups := max(1, ring)
 	near = nearDivisorsWith(m.Heads, heads, func(n int) bool {
-		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && seq%int64(n*groups) == 0 && n*groups <= most && (ring == 0 || n > 1)
+		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && m.LinearKeyHeads%n == 0 && seq%int64(n*groups) == 0 && n*groups <= most && (ring == 0 || n > 1)
 	})
 	if ring > 0 {
 		if near != "" {
@@ -237,7 +241,7 @@ func NearSP(m Model, seq int64, heads, ring, most int) (words, near string) {
 	if near != "" {
 		out = append(out, "sp = "+near)
 	}
-	if heads <= most && seq%int64(2*heads) == 0 {
+	if heads <= most && seq%int64(2*heads) == 0 && m.LinearKeyHeads == 0 {
 		out = append(out, "sp_mode = ring")
 	}
 	return fmt.Sprintf("sp = %d", heads), strings.Join(out, "; or ")

@@ -4,8 +4,9 @@ import "slices"
 
 // Mixers of layers: the parts that read other tokens.
 const (
-	MixerAttention = "attention"
-	MixerNone      = "none"
+	MixerAttention  = "attention"
+	MixerGatedDelta = "gated_delta" // linear attention by the gated delta rule
+	MixerNone       = "none"
 )
 
 // LayerSliding is the value of layer_types for attention with a window.
@@ -18,6 +19,7 @@ var layerTypes = []struct {
 }{
 	{LayerSliding, MixerAttention, true},
 	{"full", MixerAttention, false},
+	{MixerGatedDelta, MixerGatedDelta, false},
 	{"none", MixerNone, false},
 }
 
@@ -58,6 +60,34 @@ func (m *Model) FormOf(layer int) Form {
 		f.FFN, f.Experts = m.ExpertFFN, m.Experts
 	}
 	return f
+}
+
+// linearDefault is how the defaults of keys of linear attention follow from other keys.
+const linearDefault = "none; needed with layers of type gated_delta"
+
+// linearKeys lists the keys that only models with linear attention have.
+var linearKeys = []string{"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"}
+
+// ScansInRing says why a ring of ranks cannot divide a sequence.
+const ScansInRing = "in a ring, every rank has rows from both ends of a subsequence, but the states of linear attention pass from token to token"
+
+// linearProblems lists the errors in the keys of linear attention.
+func (m *Model) linearProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
+	scans := slices.Contains(m.Mixers, MixerGatedDelta)
+	for i, n := range []int{m.LinearKeyHeads, m.LinearValueHeads, m.LinearKeyDim, m.LinearValueDim, m.LinearConv} {
+		switch {
+		case n > 0 && !scans:
+			fail("model."+linearKeys[i], Conflict, "layer_types = [gated_delta, full], for example", "%s has no effect without layers of type %s", linearKeys[i], MixerGatedDelta)
+			return
+		case n < 1 && scans:
+			fail("model.layer_types", MissingKey, "add "+linearKeys[i]+" = "+FindKey("model."+linearKeys[i]).Example, "layers of type %s need %s", MixerGatedDelta, linearKeys[i])
+			return
+		}
+	}
+	if scans && m.LinearValueHeads%m.LinearKeyHeads != 0 {
+		fail("model.linear_num_value_heads model.linear_num_key_heads", Indivisible, "linear_num_value_heads = "+nearMultiples(int64(m.LinearValueHeads), int64(m.LinearKeyHeads)),
+			"linear_num_value_heads = %d is not a multiple of linear_num_key_heads = %d", m.LinearValueHeads, m.LinearKeyHeads)
+	}
 }
 
 // AttentionLayers returns the number of layers with attention.

@@ -245,6 +245,7 @@ func (m *Model) Problems() (found []Problem) {
 	found = append(found, m.foreignValues()...)
 	m.formProblems(fail)
 	m.expertProblems(fail)
+	m.linearProblems(fail)
 	if m.Heads%m.KVHeads != 0 {
 		fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
 			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)

@@ -110,6 +110,10 @@ func (e *env) node(n *graph.Node) {
 		e.offload(n)
 		return
 	}
+	if n.Op == ir.CopyD2D && e.size.Prefix == 0 {
+		e.beginSequence(n)
+		return
+	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
 	e.rename(n, &in)
 	e.s.aside(func() {
@@ -124,6 +128,14 @@ func (e *env) node(n *graph.Node) {
 	e.kvToHost(n)
 }
 
+// beginSequence emits a copy of a carried value for the first subsequence: it begins with zeros, and nothing reads the gradient of these.
+func (e *env) beginSequence(n *graph.Node) {
+	if e.block.Values[n.Args[1].Value].Kind == graph.Carry {
+		e.s.op(ir.Fill, ir.Compute, []ir.View{e.view(n.Args[0], e.block.View(n.Args[0], e.size))}, ir.Float(0))
+		e.offload(n)
+	}
+}
+
 // rename assigns a new buffer with the same bytes to each value that a node overwrites, because each buffer
 // stands for a single version of a value.
 func (e *env) rename(n *graph.Node, in *ir.Instr) {
@@ -133,17 +145,28 @@ func (e *env) rename(n *graph.Node, in *ir.Instr) {
 			continue
 		}
 		unread := e.wrote[a] && e.backward && !e.block.ReadsBack(a.Value)
-		if (e.read[a.Value] || unread) && e.block.Values[a.Value].Kind == graph.Activation {
-			p := e.at[a.Value]
-			in.Args[i].Buffer = e.s.takeOver(p.buffer)
-			e.put(a.Value, in.Args[i].Buffer, p.offset)
+		if e.read[a.Value] || unread {
+			e.replace(a.Value, &in.Args[i])
 		}
 		e.read[a.Value], e.wrote[a] = false, true
 	}
-	for _, a := range n.Args[written:] {
-		if a.Value != graph.Missing && !slices.ContainsFunc(n.Args[:written], func(w graph.Arg) bool { return w.Value == a.Value }) {
+	for i, a := range n.Args[written:] {
+		if a.Value != graph.Missing && in.Args[written+i].Present() && !slices.ContainsFunc(n.Args[:written], func(w graph.Arg) bool { return w.Value == a.Value }) {
 			e.read[a.Value] = true
 		}
+	}
+}
+
+// replace gives a view that overwrites an activation, or what passes from a subsequence to the next, the buffer of a new version.
+func (e *env) replace(value int, to *ir.View) {
+	v, p := &e.block.Values[value], e.at[value]
+	if v.Kind != graph.Activation && !v.Carries() {
+		return
+	}
+	to.Buffer = e.s.takeOver(p.buffer)
+	e.put(value, to.Buffer, p.offset)
+	if v.Carries() {
+		e.s.kv.device[e.kvKey(value)] = to.Buffer
 	}
 }
 
@@ -156,6 +179,9 @@ func (e *env) key() string {
 }
 
 func (e *env) view(a graph.Arg, v ir.View) ir.View {
+	if e.block.Values[a.Value].Kind == graph.CarryGrad && a.Span == graph.All && e.size.Prefix+e.size.Tokens == e.size.Sequence {
+		return ir.Absent() // no subsequence follows
+	}
 	p := e.find(a.Value)
 	v.Buffer = p.buffer
 	v.Offset += p.offset
@@ -176,6 +202,8 @@ func (e *env) find(value int) place {
 		e.put(value, e.params[v.Param].weight, 0)
 	case graph.WeightGrad:
 		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
+	case graph.Carry, graph.CarryGrad:
+		e.put(value, e.kvBuffer(value), 0)
 	case graph.Cache, graph.CacheGrad:
 		if v.Spans() {
 			e.put(value, e.kvBuffer(value), 0)

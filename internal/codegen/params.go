@@ -258,6 +258,9 @@ func (e *emitter) firstValues(p *param, whole ir.View, parts []rectangle) {
 		return
 	}
 	for _, r := range parts {
+		if r.view.Shape[1] == 0 { // a vector is a column
+			r.view.Shape[1] = 1
+		}
 		e.op(ir.InitNormal, ir.Compute, []ir.View{r.view}, ir.Int(int64(p.tensor)), r.row, r.col, ir.Float(p.Std), r.end)
 	}
 }

@@ -284,6 +284,7 @@ var models = map[string]string{
 	"gptoss":    "attn_sinks = true\nbias = [qkv, attn_out]\nrope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_truncate = false",
 	"hunyuan":   "qk_norm = rotated\nhead_dim = 12",
 	"ministral": "rope_scaling = yarn\nrope_factor = 4\nrope_original = 6\nrope_amplitude = 1\nrope_beta = 0.4\nrope_partial = 0.5",
+	"hybrid":    "layer_types = [full, gated_delta, full]\nlinear_num_key_heads = 4\nlinear_num_value_heads = 8\nlinear_key_head_dim = 24\nlinear_value_head_dim = 16\nlinear_conv_kernel_dim = 4\nattn_output_gate = true",
 	"smollm":    "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
 }
 

@@ -145,7 +145,27 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 		d.model.Traits += "\n" + experts
 		d.text = strings.Replace(d.text, "  init_std", lines(experts)+"  init_std", 1)
 	}
+	if sum := crc32.ChecksumIEEE([]byte("linear" + d.text)); sum%4 == 0 { // nor is this
+		d.drawLinear(rand.New(rand.NewPCG(uint64(sum), 0)), sp)
+	}
 	return d
+}
+
+// drawLinear draws linear attention in some layers, and an output gate of attention in the others.
+func (d *drawn) drawLinear(r *rand.Rand, sp int) {
+	keys, types := sp*between(r, 1, 2), "layer_types = "+pick(r, "[gated_delta, full]", "[full, gated_delta]", "[gated_delta, gated_delta, full]")+"\n"
+	linear := fmt.Sprintf("linear_num_key_heads = %d\nlinear_num_value_heads = %d\nlinear_key_head_dim = %d\nlinear_value_head_dim = %d\nlinear_conv_kernel_dim = %d\n",
+		keys, keys*between(r, 1, 3), between(r, 12, 24), between(r, 8, 16), between(r, 1, 5)) // norms of few numbers amplify rounding
+	if r.IntN(2) == 0 {
+		linear += "attn_output_gate = true\n"
+	}
+	if strings.Contains(d.text, "layer_types") {
+		d.text = strings.Replace(d.text, "none]", "gated_delta]", 1)
+		d.text = strings.Replace(d.text, "[none, full", "[gated_delta, full", 1)
+		types = ""
+	}
+	d.model.Traits += "\n" + types + linear
+	d.text = strings.Replace(d.text, "  init_std", lines(types+linear)+"  init_std", 1)
 }
 
 // drawExperts draws MLPs with experts in all or some layers.
@@ -231,7 +251,7 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	give := func(key string, value any) { traits = append(traits, fmt.Sprintf("%s = %v", key, value)) }
 	for _, k := range lang.KeysOf("model") {
 		words := k.Words()
-		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks", "shared_expert_gate", "mlp_layer_types", "scoring_func", "norm_topk_prob", "e_score_correction_bias"}, k.Name) || r.IntN(3) > 0 {
+		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks", "attn_output_gate", "shared_expert_gate", "mlp_layer_types", "scoring_func", "norm_topk_prob", "e_score_correction_bias"}, k.Name) || r.IntN(3) > 0 {
 			continue
 		}
 		word := pick(r, words...)

@@ -63,6 +63,8 @@ func (v *Value) rowCount(s Size) int64 {
 		return (s.Prefix + s.Tokens) * s.Batch / s.rings()
 	case ChunkRows:
 		return s.Rows
+	case Each:
+		return v.Count * s.Batch
 	}
 	return v.Count
 }
@@ -85,8 +87,35 @@ func (v *Value) Bytes(s Size) ir.Bytes {
 // the start of the storage.
 func (b *Block) View(a Arg, s Size) ir.View {
 	v := &b.Values[a.Value]
-	first, rows := int64(0), v.rowCount(s)
-	switch a.Span {
+	first, rows := v.span(a.Span, s)
+	out := ir.View{DType: v.DType, Offset: ir.Bytes(first*max(v.Cols, 1)) * v.DType.Bytes()}
+	at := 0
+	switch {
+	case a.Span == Elements:
+		out.Shape[0] = int64(v.Bytes(s) / v.DType.Bytes())
+		return out
+	case v.Rows == Each && v.Planes > 0:
+		out.Shape = [ir.MaxDims]int64{s.Batch, v.Planes, v.Count, v.Cols}
+		return out
+	}
+	if v.Planes > 0 && a.Span != Flat {
+		out.Shape[at], at = v.Planes, at+1
+	}
+	cols := v.Cols
+	if a.Heads > 0 {
+		rows, cols = rows*a.Heads, cols/a.Heads
+	}
+	out.Shape[at], at = rows, at+1
+	if cols > 0 {
+		out.Shape[at] = cols
+	}
+	return out
+}
+
+// span returns the first of the rows that a span covers, and their number.
+func (v *Value) span(of Span, s Size) (first, rows int64) {
+	rows = v.rowCount(s)
+	switch of {
 	case Tail, Seen:
 		if v.Rows == Full {
 			break
@@ -100,7 +129,7 @@ func (b *Block) View(a Arg, s Size) ir.View {
 			div = s.rings()
 		}
 		first, rows = s.Prefix*unit/div, s.Tokens*unit/div
-		if a.Span == Seen {
+		if of == Seen {
 			first, rows = 0, first+rows
 		}
 	case Chunk:
@@ -109,24 +138,11 @@ func (b *Block) View(a Arg, s Size) ir.View {
 		if v.Rows == Whole {
 			first, rows = s.Prefix*s.Batch, s.Tokens*s.Batch
 		}
-		if rows /= 2; a.Span == BackHalf {
+		if rows /= 2; of == BackHalf {
 			first += rows
 		}
 	}
-	out := ir.View{DType: v.DType, Offset: ir.Bytes(first*max(v.Cols, 1)) * v.DType.Bytes()}
-	at := 0
-	if v.Planes > 0 && a.Span != Flat {
-		out.Shape[at], at = v.Planes, at+1
-	}
-	cols := v.Cols
-	if a.Heads > 0 {
-		rows, cols = rows*a.Heads, cols/a.Heads
-	}
-	out.Shape[at], at = rows, at+1
-	if cols > 0 {
-		out.Shape[at] = cols
-	}
-	return out
+	return first, rows
 }
 
 // Instr builds the instruction of a node. It calls view to place each operand, and attr for each attribute that

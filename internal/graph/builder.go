@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo.dev/ir"
 )
@@ -116,11 +117,14 @@ func seen(v int) Arg  { return Arg{Value: v, Span: Seen} }
 func flat(v int) Arg  { return Arg{Value: v, Span: Flat} }
 func chunk(v int) Arg { return Arg{Value: v, Span: Chunk} }
 
+func elements(v int) Arg { return Arg{Value: v, Span: Elements} }
+
 // by returns an operand with each row split into one row per head.
 func by(heads int64, a Arg) Arg { a.Heads = heads; return a }
 
 func integer(name string, v int64) Attr   { return Attr{Name: name, Value: ir.Int(v)} }
 func float(name string, v float64) Attr   { return Attr{Name: name, Value: ir.Float(v)} }
+func function(name string) Attr           { return integer("function", int64(slices.Index(ir.Functions, name))) }
 func truth(name string) Attr              { return Attr{Name: name, Value: ir.Int(1)} }
 func from(name string, s AttrSource) Attr { return Attr{Name: name, Source: s} }
 func constant(name, c string) Attr        { return Attr{Name: name, Source: FromConst, Const: c} }

@@ -34,6 +34,10 @@ var gradients = [ir.NumOps]gradient{
 	ir.Permute:       permuteGradient,
 	ir.Unpermute:     unpermuteGradient,
 	ir.MatmulGrouped: groupedGradient,
+	ir.Scan:          scanGradient,
+	ir.Conv:          convGradient,
+	ir.Decay:         decayGradient,
+	ir.CopyD2D:       carryGradient,
 	ir.Fill:          func(*builder, Node) {},
 	ir.Rotate:        func(*builder, Node) {}, // attention's rule sends keys and their gradients around the ring
 	ir.LoadTokens:    func(*builder, Node) {},
@@ -47,7 +51,7 @@ const (
 	cheap                        // like byPlacement, but recompute = selective recomputes them
 	never                        // always recomputed: the node only converts data that is kept in another form
 	neverIfInverse               // never if the attribute inverse is set, otherwise byPlacement
-	always                       // never recomputed, so that a choice cannot differ
+	always                       // never recomputed, so that a choice cannot differ, or because earlier subsequences computed it
 )
 
 // savings has no entry for opcodes whose results are saved according to their placement. Attention's gradient
@@ -55,7 +59,8 @@ const (
 var savings = [ir.NumOps]saving{
 	ir.LayerNorm: cheap, ir.RMSNorm: cheap, ir.Activation: cheap, ir.GLU: cheap,
 	ir.AllGather: never, ir.LoadTokens: never, ir.Rotate: never, ir.Dropout: never,
-	ir.Permute: never, ir.Fill: never, ir.Route: always,
+	ir.Permute: never, ir.Fill: never, ir.Route: always, ir.CopyD2D: always,
+	ir.Conv: cheap, ir.Decay: cheap,
 	ir.AllToAll: neverIfInverse,
 }
 
@@ -154,7 +159,7 @@ func (b *builder) deferNodes() {
 	for i := range slices.Backward(b.Backward) {
 		n := &b.Backward[i]
 		n.Weights = !n.Chunked && !b.readsMatrix(n) && !slices.ContainsFunc(n.Writes(), func(v int) bool {
-			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == Loss
+			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == CarryGrad || b.Values[v].Kind == Loss
 		})
 		for _, a := range n.Args {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
@@ -245,8 +250,11 @@ func (b *builder) repeat(n Node) {
 		}
 		if _, begun := b.remat[a.Value]; !begun {
 			v := b.Values[a.Value]
-			if v.Kind == Cache { // its rows are still stored; the node is repeated for a different result
+			switch v.Kind { // its rows are still stored, or replaced; the node is repeated for a different result
+			case Cache:
 				v.Kind, v.Rows = Activation, Held
+			case Carry:
+				v.Kind = Activation
 			}
 			v.Name += ".again"
 			b.remat[a.Value] = b.value(v)
@@ -290,7 +298,7 @@ func (b *builder) newGrad(v int) int {
 	for b.named[name] {
 		name += "'"
 	}
-	g := Value{Name: name, Rows: old.Rows, Count: old.Count, Cols: old.Cols, DType: b.act}
+	g := Value{Name: name, Planes: old.Planes, Rows: old.Rows, Count: old.Count, Cols: old.Cols, DType: b.act}
 	return b.value(g)
 }
 
@@ -454,6 +462,7 @@ func castGradient(b *builder, n Node) {
 
 func activationGradient(b *builder, n Node) {
 	dx, heads := b.newGrad(n.Args[1].Value), n.Args[1].Heads
+	b.Values[dx].DType = b.Values[n.Args[1].Value].DType
 	b.node(ir.ActivationGrad, n.Attrs, by(heads, all(dx)), b.grad(n.Args[0]), by(heads, b.need(n.Args[1].Value)))
 	b.contribute(n.Args[1].Value, all(dx))
 }

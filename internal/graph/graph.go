@@ -29,6 +29,7 @@ const (
 	WholeLocal              // S*b/r: in a ring, the rows of the rank's K, V and their gradients
 	SeenLocal               // in a ring, the rows of one rank's K or V up to the end of the subsequence, as passed around
 	ChunkRows               // rows of the current chunk of the head's loop
+	Each                    // Value.Count*b: so many for each sequence
 )
 
 // Kind is the role of a value.
@@ -42,6 +43,8 @@ const (
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Weight                 // a parameter
 	WeightGrad             // gradient of a parameter, accumulated over the step
+	Carry                  // passes from the end of a subsequence to the start of the next, which replaces it
+	CarryGrad              // gradient of a carry, which passes back
 	Loss                   // the sum to which the head adds losses, or the losses of individual tokens
 	Given                  // a value of the step, the same for all layers: see ValuePositions
 )
@@ -52,7 +55,7 @@ type Value struct {
 	Kind    Kind
 	Rows    Rows
 	Planes  int64 // a dimension before the rows, if not 0
-	Count   int64 // first dimension if Rows is Fixed
+	Count   int64 // first dimension if Rows is Fixed, or its share of each sequence if it is Each; with planes, each sequence has all of them
 	Cols    int64 // 0: a vector
 	DType   ir.DType
 	Param   int   // index into Block.Params for Weight and WeightGrad
@@ -71,6 +74,7 @@ const (
 	Chunk          // the rows of the current chunk of the head's loop, in a value that outlives the chunk
 	FrontHalf      // the first half of the rows of this subsequence
 	BackHalf       // the second half
+	Elements       // all elements, as a vector
 )
 
 // Arg is an operand: a value, or part of it. Value is Missing for an absent optional operand.

@@ -196,6 +196,8 @@ func (g *Model) SPConst(name string, k int) int64 {
 		return min(max(int64(g.Vocab)-int64(k)*g.vocabLocal(), 0), g.vocabLocal())
 	case ConstOwner:
 		return truthValue(k == 0)
+	case ConstLinearKeys, ConstLinearValues, ConstLinearHead:
+		return g.linearConst(name, part)
 	case ConstPosition:
 		return int64(k) * ceilDiv(g.sequence, int64(g.SP))
 	}
@@ -357,7 +359,7 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 }
 
 // mixers holds the function that appends the dataflow of each mixer: its result has the rows of x.
-var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention}
+var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention, lang.MixerGatedDelta: (*Model).gatedDelta}
 
 // layer builds a layer with the given role. It saves the results of the forward nodes in keep, or of all nodes
 // if keep is nil.
@@ -372,7 +374,11 @@ func (g *Model) layer(r *role, keep map[int]bool) *Block {
 		middle = "out"
 	}
 	if mixer := mixers[r.form.Mixer]; mixer != nil {
-		y = g.branch(b, y, "ln1", middle, g.replicated("bo", h, 0), lang.BiasAttnOut, func(x int) int { return mixer(g, b, x) })
+		biases := lang.BiasAttnOut
+		if r.form.scans() {
+			biases = ""
+		}
+		y = g.branch(b, y, "ln1", middle, g.replicated("bo", h, 0), biases, func(x int) int { return mixer(g, b, x) })
 	}
 	mlpBias := "b2"
 	if g.Gated {
@@ -492,6 +498,12 @@ func (g *Model) attention(b *builder, in int) int {
 		local := b.activation("attn.local", Local, q)
 		b.node(ir.AllToAll, g.exchange(1, true), all(local), all(o))
 		o = local
+	}
+	if g.AttnGate {
+		gate := g.linear(b, "attn.gate", g.layerRows(), rows, g.columns("wg", h, q, heads*d, ConstHeads), Arg{Value: Missing})
+		gated := b.value(b.like(o, "attn.gated"))
+		b.node(ir.GLU, []Attr{function("sigmoid")}, all(gated), all(gate), all(o))
+		o = gated
 	}
 	part := g.linear(b, "attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
 	return g.leave(b, part, "attn.sum")
@@ -679,7 +691,7 @@ func (g *Model) downName() string {
 // widen appends an MLP up to the result of its activation. The function into appends a linear map of the input. Rows are
 // split by the given number, unless it is 0.
 func (g *Model) widen(b *builder, prefix string, rows Rows, split int64, into func(name, weight, bias string) int) int {
-	function := integer("function", int64(slices.Index(ir.Functions, g.Activation)))
+	function := function(g.Activation)
 	if !g.Gated {
 		fc1 := into(prefix+"fc1.out", "w1", "b1")
 		act := b.activation(prefix+strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)

@@ -29,7 +29,7 @@ const (
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     func(n *Node) bool { return savings[n.Op] == cheap },
-	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // in a ring, the cast rounds the result of attention
+	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Scan && n.Op != ir.Cast }, // in a ring, the cast rounds the result of attention
 	RecomputeFull:          func(*Node) bool { return true },
 	RecomputeFullKV:        func(*Node) bool { return true },
 }

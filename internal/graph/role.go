@@ -170,7 +170,7 @@ func (p *Param) Group() string {
 		return lang.GroupEmbeddings
 	case p.Name == "head":
 		return lang.GroupHead
-	case slices.Contains([]string{"wq", "wk", "wv", "wo"}, p.Name):
+	case slices.Contains([]string{"wq", "wk", "wv", "wo", "wg"}, p.Name), strings.HasPrefix(p.Name, prefixLinear):
 		return lang.GroupAttention
 	}
 	return lang.GroupMLP
@@ -180,15 +180,28 @@ func (p *Param) Group() string {
 // are uniform between -1/sqrt(rows) and 1/sqrt(rows).
 func adapterStd(rows int64) float64 { return 1 / math.Sqrt(3*float64(rows)) }
 
-// prune removes from the backward pass all nodes that contribute to no required gradient.
+// prune removes from the backward pass all nodes that contribute to no required gradient. Gradients that earlier subsequences read are
+// required if this one reads those of the next.
 func (b *builder) prune() {
-	needed := map[int]bool{}
+	for needed := map[int]bool{}; ; {
+		n := len(needed)
+		kept := b.contributing(needed)
+		maps.DeleteFunc(needed, func(v int, _ bool) bool { return b.Values[v].Kind != CarryGrad })
+		if len(needed) == n {
+			b.Backward = kept
+			return
+		}
+	}
+}
+
+// contributing returns the nodes of the backward pass that contribute to required gradients, among them those of some values, to which it
+// adds all values that these nodes read.
+func (b *builder) contributing(needed map[int]bool) (kept []Node) {
 	if b.role.input && b.Input != Missing {
 		needed[b.DInput] = true
 	} else {
 		b.DInput = Missing
 	}
-	var kept []Node
 	for _, n := range slices.Backward(b.Backward) {
 		if !slices.ContainsFunc(n.Writes(), func(v int) bool { return needed[v] || b.isResult(v) }) {
 			continue
@@ -210,7 +223,7 @@ func (b *builder) prune() {
 		kept = append(kept, n)
 	}
 	slices.Reverse(kept)
-	b.Backward = kept
+	return kept
 }
 
 // isResult reports whether a value is a final result of the backward pass: the gradient of a trained parameter,

@@ -23,6 +23,8 @@ type layer struct {
 	moe       *moe
 	window    int64
 	attention []value // operands after q, k and v
+	gate      value   // of attention's result
+	scanned   linearAttention
 	adapters  map[string]*adapter
 }
 
@@ -63,8 +65,11 @@ func (l *layer) after() bool  { return l.NormPlace == "post" || l.NormPlace == "
 // forward adds the forward pass and returns the result.
 func (l *layer) forward() value {
 	l.middle = l.x
-	if l.attends() {
+	switch l.mixer() {
+	case "attention":
 		l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
+	case "gated_delta":
+		l.middle = l.branch(0, l.x, false, "", l.gatedDelta)
 	}
 	y := l.middle
 	if l.ffn() > 0 {
@@ -75,12 +80,6 @@ func (l *layer) forward() value {
 		y = l.branch(1, l.middle, biased, l.downBias(""), mlp)
 	}
 	return l.named(fmt.Sprintf("the output of layer %d", l.number), y)
-}
-
-// attends reports whether the layer has attention.
-func (l *layer) attends() bool {
-	n := len(l.Mixers)
-	return n == 0 || l.Mixers[l.number%n] == "attention"
 }
 
 // ffn returns the width of the layer's MLP, or 0 if it has none.
@@ -243,7 +242,12 @@ func (l *layer) attend(x value) value {
 	if l.AttnSinks {
 		l.sink(l.weight(l.name("sinks")))
 	}
-	return l.linear("wo", "", false, l.o, q, int64(l.Hidden))
+	y := l.o
+	if l.AttnGate {
+		l.gate = l.linear("wg", "", false, x, int64(l.Hidden), q)
+		y = l.plain(l.name("attention, gated"), ir.GLU, functionKey("glu", "sigmoid"), l.gate, y)
+	}
+	return l.linear("wo", "", false, y, q, int64(l.Hidden))
 }
 
 // ready adds the rotation of queries or keys, and the norm before or after it.
@@ -315,7 +319,13 @@ func (l *layer) turn(name string, h *head, x value, back bool) value {
 
 // attendGradient adds the gradients of attention, and returns that of its operand.
 func (l *layer) attendGradient(dy value) (dx value) {
-	do := l.named(l.name("the gradient of attention"), l.linearGradient("wo", dy))
+	do := l.linearGradient("wo", dy)
+	if l.AttnGate {
+		g := l.named(l.name("the gradient of attention, gated"), do)
+		dx = l.linearGradient("wg", l.plain(l.name("d.attention's gate"), ir.GLUGrad, functionKey("glu_grad_gate", "sigmoid"), g, l.gate, l.o))
+		do = l.plain(l.name("the gradient of attention"), ir.GLUGrad, functionKey("glu_grad_up", "sigmoid"), g, l.gate, l.o)
+	}
+	l.named(l.name("the gradient of attention"), do)
 	l.plain(l.name("delta"), ir.AttentionDelta, deltaKey(int64(l.HeadDim)), deltaValues(do, l.o)...)
 	operands := slices.Concat([]value{do, l.heads[0].value, l.heads[1].value, l.heads[2].value}, l.attention, l.sinks)
 	for _, sinks := range l.sinks {
@@ -380,8 +390,11 @@ func (l *layer) backward(dy value) value {
 		}
 		dy = l.branchGradient(1, dy, biased, l.downBias(""), gradient)
 	}
-	if l.attends() {
+	switch l.mixer() {
+	case "attention":
 		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
+	case "gated_delta":
+		dy = l.branchGradient(0, dy, false, "", l.gatedDeltaGradient)
 	}
 	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dy)
 }
@@ -455,6 +468,15 @@ func (r *reference) trained(p *ir.Program, i int) bool {
 func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
 	short, drawn := name[max(0, lastDot(name)+1):], r.InitStd
 	switch {
+	case strings.HasSuffix(name, ".linear.norm.gamma"):
+		return constantOne
+	case strings.HasSuffix(name, ".linear."+short) && short[0] == 'w' && short != "wo": // may have a single column
+	case short == "b_dt":
+		return constantOne.times(-3.5)
+	case short == "rate":
+		drawn = 1
+	case strings.HasPrefix(short, "conv_"):
+		drawn = 1 / math.Sqrt(3*float64(r.LinearConv))
 	case short == "gamma":
 		return constantOne.times(1 - r.NormOffset)
 	case short == "lora_a":

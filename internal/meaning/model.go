@@ -108,13 +108,13 @@ func groupOf(t *ir.Tensor) string {
 		return "adapters"
 	case name == "gamma", name == "beta":
 		return "norms"
-	case strings.HasPrefix(name, "b"), name == "sinks":
+	case strings.HasPrefix(name, "b"), name == "sinks", name == "rate":
 		return "biases"
 	case name == "embed", name == "pos":
 		return "embeddings"
 	case name == "head":
 		return "head"
-	case slices.Contains([]string{"wq", "wk", "wv", "wo"}, name):
+	case slices.Contains([]string{"wq", "wk", "wv", "wo", "wg"}, name), strings.Contains(t.Name, ".linear."):
 		return "attention"
 	}
 	return "mlp"
@@ -252,16 +252,21 @@ type normalized struct {
 	width, groups int64
 	numbers       int64
 	rms           bool
+	offset        float64 // of its weights
 }
 
-// norm adds a norm of groups of columns.
+// norm adds a norm of groups of columns, with the model's offset.
 func (r *reference) norm(name string, x value, width, groups int64, rms bool) *normalized {
-	n := &normalized{name: name, x: x, width: width, groups: groups, rms: rms, numbers: 1, gamma: r.weight(name + ".gamma")}
+	return r.normOf(name, x, width, groups, rms, r.NormOffset)
+}
+
+func (r *reference) normOf(name string, x value, width, groups int64, rms bool, offset float64) *normalized {
+	n := &normalized{name: name, x: x, width: width, groups: groups, rms: rms, offset: offset, numbers: 1, gamma: r.weight(name + ".gamma")}
 	op, operands := ir.RMSNorm, []value{x, n.gamma}
 	if !rms {
 		n.numbers, op, operands = 2, ir.LayerNorm, append(operands, r.weight(name+".beta"))
 	}
-	n.y = r.plain(name+".out", op, normKey(n.numbers, width, r.NormEps, r.NormOffset), operands...)
+	n.y = r.plain(name+".out", op, normKey(n.numbers, width, r.NormEps, offset), operands...)
 	n.stats = r.plain(name+".stats", op, statsKey(n.numbers, width, r.NormEps), x)
 	return n
 }
@@ -280,7 +285,7 @@ func (r *reference) normGradient(n *normalized, dy value) value {
 	if !n.rms {
 		r.gradient(n.name+".beta", r.overTokens(n.name+".beta.grad", ir.BiasGrad, newKey("bias_grad"), dy))
 	}
-	return r.plain("the gradient through "+n.name, op, newKey("norm_grad").int(n.numbers).int(n.width).float(r.NormOffset), dy, n.x, n.stats, n.gamma)
+	return r.plain("the gradient through "+n.name, op, newKey("norm_grad").int(n.numbers).int(n.width).float(n.offset), dy, n.x, n.stats, n.gamma)
 }
 
 // head adds the head and the loss and, in a step, their gradients. It returns the gradient of x.

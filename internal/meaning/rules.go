@@ -18,7 +18,7 @@ func init() {
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
 		ir.Route: route, ir.RouteGrad: routeGrad, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
 		ir.MatmulGrouped: matmulGrouped, ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
-		ir.Scan: scan, ir.ScanGrad: scan, ir.Conv: scan, ir.ConvGrad: scan, ir.Decay: scan, ir.DecayGrad: scan,
+		ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad, ir.Decay: decay, ir.DecayGrad: decayGrad,
 		ir.Add: add, ir.Cast: cast, ir.Axpby: axpby, ir.Dropout: dropout,
 		ir.CrossEntropyStats: entropyStats, ir.CrossEntropy: entropy, ir.CrossEntropyGrad: entropyGrad,
 		ir.SumSq: sumSq, ir.GradNorm: gradNorm, ir.AdamW: adamW, ir.SGD: sgd, ir.Nesterov: nesterov, ir.Normalize: normalize,
@@ -389,9 +389,6 @@ func gluGrad(c *call) {
 	c.write("dgate", dgate)
 	c.write("dup", dup)
 }
-
-// scan stands for the opcodes of scans, which no model uses yet.
-func scan(c *call) { c.unknown("%s has no rule: no model has scans", c.in.Info().Name) }
 
 // Sums.
 

@@ -50,6 +50,16 @@ func (c *kv) bytes(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
+// carried returns the bytes of what a layer passes from a subsequence to the next, or of its gradient.
+func (c *kv) carried(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+	for i := range b.Values {
+		if v := &b.Values[i]; v.Kind == kind {
+			n += graph.Align(v.Bytes(z))
+		}
+	}
+	return n
+}
+
 // spanning returns the values of a block that span an entire sequence. It keeps the last result, because a layer
 // of a ring has many values.
 func (c *kv) spanning(b *graph.Block) []int {

@@ -228,16 +228,19 @@ func (r *tracker) visit(t plan.Task, at *walk.Node, a schedule.Action) {
 func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *graph.Block, own int) {
 	z, u, k := r.sizes[t.Subsequence], r.kept.leave(t), int(a.Layer)
 	if t.Subsequence == 0 {
-		r.now[TermKV] += r.kv.bytes(b, graph.Cache, z)
+		r.now[TermKV] += r.kv.bytes(b, graph.Cache, z) + r.kv.carried(b, graph.Carry, z)
 		r.host += r.kv.onHost(b, z.Sequence)
 	}
 	r.now[TermLoads] = r.kv.attend()
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
 	r.now[TermLoads] = r.kv.held
 	r.kvToHost(t, b)
-	if !b.Attends && t.Subsequence == len(r.sizes)-1 { // no backward reads K and V
-		r.now[TermKV] -= r.kv.bytes(b, graph.Cache, z)
-		r.host -= r.kv.onHost(b, z.Sequence)
+	if t.Subsequence == len(r.sizes)-1 {
+		r.now[TermKV] -= r.kv.carried(b, graph.Carry, z)
+		if !b.Attends { // no backward reads K and V
+			r.now[TermKV] -= r.kv.bytes(b, graph.Cache, z)
+			r.host -= r.kv.onHost(b, z.Sequence)
+		}
 	}
 	r.now[TermKept] += u.kept[own]
 	r.host += u.offloaded[own]
@@ -255,9 +258,15 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	}
 	r.now[TermKept] -= u.kept[own]
 	r.now[TermCopies] -= u.offloaded[own]
+	if t.Subsequence == len(r.sizes)-1 {
+		r.now[TermKVGrads] += r.kv.carried(b, graph.CarryGrad, z)
+	}
 	r.visiting(t, k, b, pass, z)
 	if at.Split {
 		r.now[TermKept] += r.between(b, z)
+	}
+	if t.Subsequence == 0 {
+		r.now[TermKVGrads] -= r.kv.carried(b, graph.CarryGrad, z)
 	}
 	if !b.Attends {
 		return

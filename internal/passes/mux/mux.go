@@ -137,6 +137,10 @@ func Problems(p *plan.Plan) []plan.Problem {
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = left or off", "mux = %s shares attention "+
 			"over all earlier tokens, but every layer has a window", p.Schedule.Mux)}
 	}
+	if left && p.Model.LinearKeyHeads > 0 {
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = right or off", "mux = %s divides subsequences among stages, but "+
+			"the states of linear attention pass from token to token", p.Schedule.Mux)}
+	}
 	if left {
 		return leftProblems(p)
 	}

@@ -453,17 +453,26 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 	}
 	heads := p.Split().HeadRanks()
 	ranks, near := lang.NearSP(m, p.Train.Sequence, heads, par.Ring, p.Cluster.GPUs()/max(1, par.PP*par.DP))
+	if m.LinearKeyHeads%heads != 0 {
+		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads of linear attention are not divisible by %s", m.LinearKeyHeads, ranks))
+	}
 	if m.Heads%heads != 0 {
 		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads are not divisible by %s", m.Heads, ranks))
 	}
 	if m.KVHeads%heads != 0 && heads%m.KVHeads != 0 {
 		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d key and value heads cannot be shared evenly by %s", m.KVHeads, ranks))
 	}
-	if m.QKNorm == lang.QKNormAll && par.SPMode != graph.ModeUlysses && heads > m.KVHeads {
+	found = append(found, tooFewKeys(p, heads, ranks)...)
+	return append(found, ringProblems(p)...)
+}
+
+// tooFewKeys returns a problem if ranks share heads of keys, of which a norm needs each on a single rank.
+func tooFewKeys(p *plan.Plan, heads int, ranks string) (found []plan.Problem) {
+	if m := p.Model; m.QKNorm == lang.QKNormAll && p.Parallel.SPMode != graph.ModeUlysses && heads > m.KVHeads {
 		found = append(found, plan.Fault("model.qk_norm", lang.Conflict, fmt.Sprintf("sp_mode = ulysses, or sp = %d at most", m.KVHeads),
 			"qk_norm = all needs each key head on a single rank, but with sp_mode = megatron and %s, ranks share the %d key heads", ranks, m.KVHeads))
 	}
-	return append(found, ringProblems(p)...)
+	return found
 }
 
 // ringProblems returns problems if a request conflicts with passing K and V around the ranks of a stage. They
@@ -471,6 +480,9 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Split().Chunks() == 0 {
 		return nil
+	}
+	if p.Model.LinearKeyHeads > 0 {
+		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.Conflict, "sp_mode = megatron or ulysses, without a ring", lang.ScansInRing)}
 	}
 	if heads := p.Split().HeadRanks(); p.Model.AdapterDropout > 0 && p.Parallel.SPMode == graph.ModeUlysses && heads%2 != 0 {
 		return []plan.Problem{plan.Fault("schedule.sp", lang.Conflict, "an even first number of sp, or sp_mode = megatron",

@@ -298,7 +298,7 @@ func (sp *space) sp(s *lang.Schedule) []int {
 	counts := suiting(divisors(sp.model.Heads), func(n int) bool {
 		return n <= most && sp.dividesHeads(n) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
 	})
-	if !mayBe(s.SPMode, graph.ModeRing) {
+	if !mayBe(s.SPMode, graph.ModeRing) || sp.model.LinearKeyHeads > 0 {
 		return counts
 	}
 	least := slices.Max(append(suiting(slices.Clone(counts), func(n int) bool { return gpus%n == 0 }), 1))
@@ -309,7 +309,7 @@ func (sp *space) sp(s *lang.Schedule) []int {
 
 // dividesHeads reports whether n ranks can share both the query heads and the key-value heads of a layer.
 func (sp *space) dividesHeads(n int) bool {
-	return sp.model.Heads%n == 0 && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0)
+	return sp.model.Heads%n == 0 && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0) && sp.model.LinearKeyHeads%n == 0
 }
 
 func (sp *space) spModes(s *lang.Schedule) []string {
@@ -496,10 +496,14 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 		!mayBe(s.Strategy, strategy.All[0].Name), streams(s):
 		return []string{"off"}
 	}
-	if sp.model.FullLayers(sp.train.Sequence) == 0 {
-		return []string{"off", "left"}
+	var out []string
+	for _, mux := range []string{"off", "left", "right", "on"} {
+		left, right := mux == "left" || mux == "on", mux == "right" || mux == "on"
+		if !(left && sp.model.LinearKeyHeads > 0 || right && sp.model.FullLayers(sp.train.Sequence) == 0) {
+			out = append(out, mux)
+		}
 	}
-	return []string{"off", "left", "right", "on"}
+	return out
 }
 
 // streams reports whether a schedule pins the streaming of K or V.

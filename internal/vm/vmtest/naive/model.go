@@ -33,7 +33,7 @@ type Config struct {
 	HeadDim int      `json:"head_dim"`
 	FFN     int      `json:"ffn"`
 	FFNs    []int    `json:"ffns"`   // for each layer, repeated cyclically: FFN, or 0 for no MLP; empty: FFN for all layers
-	Mixers  []string `json:"mixers"` // attention | none for each layer, repeated cyclically; empty: attention for all layers
+	Mixers  []string `json:"mixers"` // attention | gated_delta | none for each layer, repeated cyclically; empty: attention for all layers
 	Vocab   int      `json:"vocab"`
 
 	MLPs         []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts
@@ -48,6 +48,12 @@ type Config struct {
 	Correction   bool     `json:"e_score_correction_bias"`
 	ExpertGroups int      `json:"n_group"`
 	TopGroups    int      `json:"topk_group"`
+
+	LinearKeyHeads   int `json:"linear_num_key_heads"`
+	LinearValueHeads int `json:"linear_num_value_heads"`
+	LinearKeyDim     int `json:"linear_key_head_dim"`
+	LinearValueDim   int `json:"linear_value_head_dim"`
+	LinearConv       int `json:"linear_conv_kernel_dim"`
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to gamma
@@ -66,6 +72,7 @@ type Config struct {
 	AttnScale    float64 `json:"attn_scale"` // factor of the scores
 	AttnSoftcap  float64 `json:"attn_softcap"`
 	AttnSinks    bool    `json:"attn_sinks"`
+	AttnGate     bool    `json:"attn_output_gate"`
 	LogitSoftcap float64 `json:"logit_softcap"`
 	LogitScale   float64 `json:"logit_scale"`
 	EmbedScale   float64 `json:"embed_scale"`
@@ -196,7 +203,15 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 		if cfg.AttnSinks {
 			list = append(list, tensor{"sinks", []int{cfg.Heads}})
 		}
+		if cfg.AttnGate {
+			list = append(list, tensor{"wg", []int{h, q}})
+		}
 		linear("wo", "bo", "attn_out", q, h)
+		norm("ln1_post", cfg.normsAfter())
+	}
+	if cfg.linear(layer) {
+		norm("ln1", cfg.normsBefore())
+		list = append(list, linearParameters(cfg)...)
 		norm("ln1_post", cfg.normsAfter())
 	}
 	if f > 0 {
@@ -351,6 +366,8 @@ type tape struct {
 	logSumExp                     []float64 // of attention
 	mid, norm2, gate, up, act     []float64 // gate only if the MLP has one
 	mlpOut                        []float64
+	attnGate, attended            []float64 // the gate of attention, and the result of attention before it
+	linear                        linearTape
 	sparse                        sparseTape
 }
 
@@ -448,8 +465,11 @@ func (m *model) forward() (loss float64, dx []float64) {
 func (m *model) layer(l int, x []float64) []float64 {
 	t := &m.tapes[l]
 	t.x, t.mid = x, x
-	if m.cfg.attends(l) {
+	switch {
+	case m.cfg.attends(l):
 		m.attend(l, t)
+	case m.cfg.linear(l):
+		m.linearAttend(l, t)
 	}
 	if m.cfg.ffn(l) == 0 {
 		return t.mid
@@ -476,7 +496,12 @@ func (m *model) attend(l int, t *tape) {
 	if sinks := m.w[in+"sinks"]; sinks != nil {
 		t.attention, t.logSumExp = AttentionSink(t.attention, t.logSumExp, sinks, m.cfg.HeadDim)
 	}
-	t.attentionOut = m.linear(t.attention, in+"wo", in+"bo")
+	t.attended = t.attention
+	if m.cfg.AttnGate {
+		t.attnGate = m.linear(t.norm1, in+"wg", "")
+		t.attended = GLU("sigmoid", t.attnGate, t.attention)
+	}
+	t.attentionOut = m.linear(t.attended, in+"wo", in+"bo")
 	t.mid = add(x, m.normAfter(t.attentionOut, in+"ln1_post"))
 }
 
@@ -508,8 +533,11 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 	if m.cfg.ffn(l) > 0 {
 		dout = m.mlpGrad(l, dout)
 	}
-	if m.cfg.attends(l) {
+	switch {
+	case m.cfg.attends(l):
 		dout = m.attendGrad(l, dout)
+	case m.cfg.linear(l):
+		dout = m.linearAttendGrad(l, dout)
 	}
 	return dout
 }
@@ -533,7 +561,13 @@ func (m *model) mlpGrad(l int, dout []float64) []float64 {
 
 func (m *model) attendGrad(l int, dmid []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
-	dattention := m.linearGrad(t.attention, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
+	dattention := m.linearGrad(t.attended, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
+	var throughGate []float64
+	if m.cfg.AttnGate {
+		var dgate []float64
+		dgate, dattention = GLUGrad("sigmoid", t.attnGate, t.attention, dattention)
+		throughGate = m.linearGrad(t.norm1, dgate, in+"wg", "")
+	}
 	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, t.logSumExp, dattention, m.attentionShape(l))
 	if sinks := in + "sinks"; m.w[sinks] != nil {
 		addTo(m.grads[sinks], AttentionSinkGrad(t.attention, t.logSumExp, m.w[sinks], dattention, m.cfg.HeadDim))
@@ -547,6 +581,7 @@ func (m *model) attendGrad(l int, dmid []float64) []float64 {
 		dq, dk = m.rope(l, dq, true, RopeGrad), m.rope(l, dk, false, RopeGrad)
 	}
 	dnorm1 := m.linearGrad(t.norm1, dq, in+"wq", in+"bq")
+	addTo(dnorm1, throughGate)
 	addTo(dnorm1, m.linearGrad(t.norm1, dk, in+"wk", in+"bk"))
 	addTo(dnorm1, m.linearGrad(t.norm1, dv, in+"wv", in+"bv"))
 	return add(dmid, m.normBeforeGrad(t.x, dnorm1, in+"ln1"))

@@ -39,6 +39,14 @@ var traits = map[string]func(*Config){
 	"mixed": func(c *Config) {
 		c.Layers, c.FFNs, c.Mixers = 4, []int{7, 0, 5}, []string{"attention", "attention", "none", "attention"}
 	},
+	"gated_delta": func(c *Config) {
+		c.Layers, c.Mixers, c.AttnGate, c.NormOffset = 3, []string{"gated_delta", "gated_delta", "attention"}, true, 1
+		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 2, 4, 3, 5, 3
+	},
+	"gated_delta_post": func(c *Config) {
+		c.Mixers, c.NormPlace = []string{"attention", "gated_delta"}, "pre_post"
+		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 1, 1, 2, 3, 7
+	},
 	"partial": func(c *Config) { c.HeadDim, c.Partial, c.Scaling, c.Factor = 8, 0.5, "linear", 3 },
 	"pattern": func(c *Config) { c.PositionPattern, c.Bias = []string{"none", "rope"}, []string{"attn_out"} },
 	"yarn": func(c *Config) {

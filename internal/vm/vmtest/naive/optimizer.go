@@ -33,13 +33,13 @@ func (opt Optimizer) Decays(name string) bool {
 	switch last {
 	case "gamma", "beta":
 		group = "norms"
-	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down", "b", "sinks":
+	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down", "b", "sinks", "rate", "b_dt":
 		group = "biases"
 	case "embed", "pos":
 		group = "embeddings"
 	case "head":
 		group = "head"
-	case "wq", "wk", "wv", "wo":
+	case "wq", "wk", "wv", "wo", "wg", "wz", "wb", "wa", "conv_q", "conv_k", "conv_v":
 		group = "attention"
 	case "lora_a", "lora_b":
 		return true
