@@ -269,7 +269,7 @@ var modelKeys = []*Key{
 		Doc: "Number of tokens in the vocabulary. Text read as bytes needs 256. The compiler pads the vocabulary to a multiple of `sp`, so any number is allowed.",
 		set: func(s *Spec, v value) { s.Model.Vocab = v.Int() }},
 	{Block: blockModel, Name: "dtype", takes: names("f32", "bf16"), Example: "bf16",
-		Doc: "Data type of stored weights and activations. Sums and weight gradients are always f32. Optimizer state is f32 unless `train.optimizer.moments` is set.",
+		Doc: "Data type of stored weights and activations. Weight gradients are f32; only `train.grad_reduce = bf16` rounds them before ranks sum them. Optimizer state is f32 unless `train.optimizer.moments` is set.",
 		set: func(s *Spec, v value) { s.Model.DType = v.name }},
 	{Block: blockModel, Name: "norm", takes: names(RMSNorm, LayerNorm), Default: "rmsnorm", Example: "layernorm",
 		Doc: "The norm in residual branches and before the output projection: RMSNorm with weights, or LayerNorm with weights and biases.",
@@ -547,6 +547,9 @@ var trainKeys = []*Key{
 	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
 		Doc: "Global L2 norm to which larger gradients are scaled down; 0 switches clipping off.",
 		set: func(s *Spec, v value) { s.Train.GradClip = v.num }},
+	{Block: blockTrain, Name: "grad_reduce", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
+		Doc: "Data type in which ranks sum the gradients of matrices that they divide. A rank always adds up its own gradients in f32. With `bf16`, it then rounds them, which halves the bytes that ranks and replicas exchange; `docs/precision.md` says how sums are rounded. The norm and the update read the rounded sum.",
+		set: func(s *Spec, v value) { s.Train.GradReduce = v.name }},
 	{Block: blockTrain, Name: "guard", Default: "skip()", Example: "skip(spikes = 10, stop = 20)",
 		takes: valueType{calls: []callType{
 			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or are too large, does not change weights or optimizer state"},

@@ -53,6 +53,7 @@ func lostByTitan(p *plan.Plan) []string {
 	l.add(slices.Min(p.LayersPerStage) != slices.Max(p.LayersPerStage), "%s layers on the stages: the flags give all but the last stage as many", words.List(p.LayersPerStage))
 	l.add(par.SPMode == graph.ModeUlysses && par.SP > 1, "sp_mode = ulysses: context parallelism passes K and V around a ring")
 	l.add(par.Zero == plan.ZeroState || par.Zero == plan.ZeroGradients, "zero = %d: FSDP divides weights as well", par.Zero)
+	l.add(p.Train.GradReduce == "bf16", "grad_reduce = bf16: torchtitan sums gradients in f32")
 	l.add(par.OptimizerOffload == plan.OffloadHost, "optimizer_offload = host")
 	l.common(p)
 	l.add(recomputes(p), "recompute: which activations are recomputed; activation-checkpoint.* is coarser")

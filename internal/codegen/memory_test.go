@@ -81,6 +81,12 @@ func TestFootprintIsExact(t *testing.T) {
 		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=2", "cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1",
 		"cluster.gpus_per_node=5 train.batch=5 schedule.dp=5 schedule.pp=1 schedule.sp=1 schedule.zero=3 model.layers=3 model.dtype=bf16",
 		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=1 train.optimizer=muon(lr=1e-3)",
+		"schedule.sp_mode=ulysses schedule.zero=0 schedule.dp=2 schedule.pp=1 train.grad_reduce=bf16", "schedule.sp_mode=ulysses schedule.zero=1 schedule.dp=2 schedule.pp=1 model.dtype=bf16 train.grad_reduce=bf16",
+		"schedule.sp_mode=ulysses schedule.zero=2 schedule.dp=2 schedule.pp=1 train.batch=4 train.grad_reduce=bf16", "schedule.sp_mode=ulysses schedule.zero=2 schedule.pp=1 schedule.subsequences=1 train.grad_reduce=bf16",
+		"schedule.sp_mode=ulysses schedule.zero=0 schedule.offload=none train.grad_reduce=bf16", "schedule.zero=3 schedule.dp=2 schedule.pp=1 schedule.order=layer train.grad_reduce=bf16",
+		"cluster.gpus_per_node=7 train.batch=7 schedule.dp=7 schedule.pp=1 schedule.sp=1 schedule.zero=0 model.ffn=129 train.grad_reduce=bf16", "cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.zero=1 model.dtype=bf16 train.grad_reduce=bf16",
+		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 train.grad_reduce=bf16",
+		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=1 train.optimizer=muon(lr=1e-3) train.grad_reduce=bf16",
 		"model.ffn=[128,0,64] model.layer_types=[full,full,none] model.layers=6",
 		"model.ffn=[128,0,64] model.layer_types=[none,full,full] model.layers=6 schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=1 schedule.order=layer schedule.offload=full") {
 		plan := planOf(t, "../../examples/tiny.sppo", set...)

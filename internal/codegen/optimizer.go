@@ -82,6 +82,7 @@ func (s *lowering) update(p *param, queue *passing) int {
 		}
 		p.sum = p.back
 	}
+	p.sum = s.widened(p, p.sum)
 	act := s.model.DType()
 	weight := p.stateView(p.master, ir.F32)
 	if act != ir.F32 {
@@ -109,7 +110,7 @@ func (s *lowering) update(p *param, queue *passing) int {
 
 // gatherBack gathers the slices of a summed gradient. It returns the buffer that the last collective reads.
 func (s *lowering) gatherBack(p *param) uint32 {
-	p.back = p.view(s.takeOver(p.grad), ir.F32)
+	p.back = p.view(s.takeOver(p.grad), p.sum.DType)
 	return s.gather(p, "", p.back, p.sum)
 }
 
@@ -165,11 +166,9 @@ func (e *emitter) allReduce(stream ir.Stream, v ir.View, group int64) {
 // buffers in use are held until its end, so that nothing waits for a slow network.
 func (s *lowering) sumGradients(params []*param) {
 	s.decidedBy("lower", "train.optimizer")
-	for _, p := range params {
-		if !s.plan.SumsBeside(p.block, p.Param) {
-			continue
-		}
-		g := p.view(s.gradBuffer(p), ir.F32)
+	params = slices.DeleteFunc(slices.Clone(params), func(p *param) bool { return !s.plan.SumsBeside(p.block, p.Param) })
+	for i, g := range s.readyAll(params) {
+		p := params[i]
 		part := s.sumOverStage(p, g)
 		p.sum = s.sumOverReplicas(p, part)
 		s.visits.summing = append(s.visits.summing, part.Buffer)
@@ -178,10 +177,18 @@ func (s *lowering) sumGradients(params []*param) {
 		}
 	}
 	for _, p := range params {
-		if s.plan.SumsBeside(p.block, p.Param) && p.cut.Slices() > 1 && p.zero == 0 {
+		if p.cut.Slices() > 1 && p.zero == 0 {
 			s.visits.summing = append(s.visits.summing, s.gatherBack(p))
 		}
 	}
+}
+
+// readyAll calls ready for several parameters, before their collectives, so that these can begin together.
+func (s *lowering) readyAll(params []*param) (list []ir.View) {
+	for _, p := range params {
+		list = append(list, s.ready(p))
+	}
+	return list
 }
 
 // completeGradients sums each gradient that is not yet complete over the ranks that have partial sums of it: the ranks of
@@ -190,21 +197,16 @@ func (s *lowering) completeGradients() {
 	s.aside(s.settle)
 	late := slices.DeleteFunc(s.trained(), func(p *param) bool { return p.sum.Present() || p.zero >= plan.ZeroGradients })
 	for _, p := range late {
-		g := p.view(s.gradBuffer(p), ir.F32)
-		if p.shared == nil {
-			p.sum = s.sumOverStage(p, g)
-			continue
+		if p.shared != nil {
+			to, g := p.view(p.shared.grad, ir.F32), p.view(s.gradBuffer(p), ir.F32)
+			s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
 		}
-		to := p.view(p.shared.grad, ir.F32)
-		s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
+	}
+	late = slices.DeleteFunc(late, func(p *param) bool { return p.shared != nil })
+	for i, g := range s.readyAll(late) {
+		late[i].sum = s.sumOverStage(late[i], g)
 	}
 	for _, p := range late {
-		if p.shared != nil {
-			continue
-		}
-		if s.plan.Model.Tied && s.first() != s.last() && s.tables.tensors[p.tensor].Name == "embed" {
-			s.allReduce(ir.Coll, p.sum, graph.GroupTied)
-		}
 		p.sum = s.sumOverReplicas(p, p.sum)
 	}
 }

@@ -109,11 +109,9 @@ func (s *lowering) reduceGradients(layer int) {
 	s.settle()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
-	for _, p := range s.weights.layer[layer] {
-		if p.zero < plan.ZeroGradients || p.Frozen {
-			continue
-		}
-		g := p.view(p.grad, ir.F32)
+	divided := slices.DeleteFunc(slices.Clone(s.weights.layer[layer]), func(p *param) bool { return p.zero < plan.ZeroGradients || p.Frozen })
+	for i, g := range s.readyAll(divided) {
+		p := divided[i]
 		part := s.sumOverStage(p, g)
 		o := owed{p, layer, []uint32{g.Buffer, part.Buffer}, s.sumOverReplicas(p, part), p.sum.Present()}
 		if !o.before {
@@ -133,7 +131,12 @@ func (s *lowering) settle() {
 		if o.before {
 			s.prov.Layer = int32(o.layer)
 			s.decidedBy("solve", "schedule.zero")
-			s.op(ir.Add, ir.Compute, []ir.View{o.p.sum, o.p.sum, o.sum})
+			all := o.p.sum
+			if all.DType != ir.F32 {
+				all = s.scratch(o.p, ".grad.sum", all.Rows(), ir.F32)
+			}
+			s.op(ir.Add, ir.Compute, []ir.View{all, o.p.sum, o.sum})
+			o.p.sum = all
 		}
 	}
 	s.visits.owed = nil

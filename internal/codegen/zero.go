@@ -180,15 +180,31 @@ func (e *emitter) paramStream() ir.Stream {
 	return ir.Coll
 }
 
-// sumOverStage sums a gradient over the ranks of a stage.
-func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
+// ready returns the gradient of a parameter as collectives read it: with padding, together with that of the other copy of a tied
+// embedding, and rounded if sums over ranks are. The rank's own gradient is then no longer needed.
+func (s *lowering) ready(p *param) ir.View {
+	g := p.view(s.gradBuffer(p), ir.F32)
 	if rows := p.cut.Whole(); rows > p.Local[0] {
 		s.op(ir.Fill, ir.Compute, []ir.View{rowsOf(g, p.Local[0], rows-p.Local[0], p.Local[1])}, ir.Float(0))
 		g = rowsOf(g, 0, rows, p.Local[1])
 	}
+	if s.plan.Model.Tied && s.first() != s.last() && s.tables.tensors[p.tensor].Name == "embed" {
+		s.allReduce(ir.Coll, g, graph.GroupTied)
+	}
+	if d := s.plan.ReducedType(p.Param); d != ir.F32 {
+		own := g
+		g = s.scratch(p, ".grad.reduced", p.cut.Whole(), d)
+		s.op(ir.Cast, ir.Compute, []ir.View{g, own})
+		p.grad = g.Buffer
+	}
+	return g
+}
+
+// sumOverStage sums a gradient over the ranks of a stage.
+func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.SP > 1:
-		part := s.scratch(p, ".grad.stage", p.cut.Part(), ir.F32)
+		part := s.scratch(p, ".grad.stage", p.cut.Part(), g.DType)
 		s.op(ir.ReduceScatter, s.paramStream(), []ir.View{part, g}, ir.Int(p.holders()))
 		return part
 	case p.Reduce != "":
@@ -201,7 +217,7 @@ func (s *lowering) sumOverStage(p *param, g ir.View) ir.View {
 func (s *lowering) sumOverReplicas(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.DP > 1:
-		slice := s.scratch(p, ".grad.slice", p.cut.Rows, ir.F32)
+		slice := s.scratch(p, ".grad.slice", p.cut.Rows, g.DType)
 		s.eachPiece(p, g, slice, func(whole, part ir.View) {
 			s.op(ir.ReduceScatter, s.paramStream(), []ir.View{part, whole}, ir.Int(graph.GroupDP))
 		})
@@ -210,6 +226,17 @@ func (s *lowering) sumOverReplicas(p *param, g ir.View) ir.View {
 		s.allReduce(s.paramStream(), g, graph.GroupDP)
 	}
 	return g
+}
+
+// widened returns a sum of gradients in f32, as updates read it.
+func (s *lowering) widened(p *param, sum ir.View) ir.View {
+	if sum.DType == ir.F32 {
+		return sum
+	}
+	wide := sum
+	wide.DType, wide.Offset, wide.Buffer = ir.F32, 0, s.allocate(p.name+".grad.sum", ir.Device, ir.Bytes(sum.Elements())*ir.F32.Bytes())
+	s.op(ir.Cast, ir.Compute, []ir.View{wide, sum})
+	return wide
 }
 
 // gather collects the slices of all ranks, with their padding, for which the buffer of whole has bytes. It returns the

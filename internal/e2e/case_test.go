@@ -33,6 +33,7 @@ type Case struct {
 	Optimizer                 string // adamw | sgd | muon
 	OptimizerOffload          string // none | host
 	Moments                   string // f32 | bf16
+	GradReduce                string // f32 | bf16
 	NoDecay                   string // norms, biases | groups, separated by ", "
 	Tuning                    string // a line of the train block: adapter or freeze
 	// An empty string means the first of the choices, except for Partition and Offload.
@@ -202,6 +203,7 @@ train {
   warmup = %d
   min_lr = %g
   grad_clip = %g
+  grad_reduce = %s
   data = random()
   eval_batch = %d
 %s}
@@ -226,7 +228,7 @@ schedule tiny {
   mux = %s
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, c.ffnLine(), c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
-		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch, lines(c.Tuning),
+		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, orElse(c.GradReduce, "f32"), evalBatch, lines(c.Tuning),
 		c.PP, c.sp(), c.spMode(), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
@@ -311,7 +313,7 @@ func (c Case) String() string {
 	}
 	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, c.spName(), c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"]) + c.tuningName()
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"]+map[bool]string{true: "-narrow"}[c.GradReduce == "bf16"]) + c.tuningName()
 }
 
 // tuningName returns the part of a train line that distinguishes cases.

@@ -35,6 +35,8 @@ var programKinds = []struct {
 	{"zero = 1", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 4, DP: 2, Zero: "1", N: 2}},
 	{"zero = 2", Case{Family: "gpt", Positions: "learned", DType: "bf16", KVHeads: 4, Batch: 4, DP: 2, SP: 2, Zero: "2", N: 2}},
 	{"zero = 3", Case{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 4, Batch: 4, DP: 2, Zero: "3", N: 2, Recompute: "full"}},
+	{"zero = 0, grad_reduce = bf16", Case{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 4, Batch: 2, DP: 2, SP: 2, SPMode: "ulysses", N: 2, GradReduce: "bf16"}},
+	{"zero = 3, grad_reduce = bf16", Case{Family: "gpt", Positions: "learned", DType: "bf16", KVHeads: 4, Batch: 4, DP: 2, SP: 2, SPMode: "ulysses", Zero: "3", N: 2, GradReduce: "bf16"}},
 	{"strategy = zb-h1", Case{Family: "gpt", Positions: "rope", KVHeads: 4, Batch: 3, PP: 2, N: 1, Strategy: "zb-h1"}},
 	{"strategy = zb-v", Case{Family: "gpt", Positions: "learned", KVHeads: 4, Batch: 4, PP: 2, N: 1, VirtualStages: 2, Strategy: "zb-v", Layers: 4}},
 	{"strategy = seq1f1b", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 3, PP: 2, N: 3, Strategy: "seq1f1b", Recompute: "selective"}},

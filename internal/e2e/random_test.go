@@ -148,6 +148,9 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 	if sum := crc32.ChecksumIEEE([]byte("linear" + d.text)); sum%4 == 0 { // nor is this
 		d.drawLinear(rand.New(rand.NewPCG(uint64(sum), 0)), sp)
 	}
+	if d.model.DType == "bf16" && crc32.ChecksumIEEE([]byte("reduce"+d.text))%2 == 0 { // nor is this
+		d.text = strings.Replace(d.text, "  grad_clip = 1\n", "  grad_clip = 1\n  grad_reduce = bf16\n", 1)
+	}
 	return d
 }
 

@@ -58,6 +58,7 @@ func listTraits() []trait {
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},
 		{name: "frozen tensors", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }},
 		{name: "layers without a backward", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }, planned: func(d *drawn) bool { return d.plan.Untrained > 0 }},
+		{name: "rounded gradients", asked: func(d *drawn) bool { return strings.Contains(d.text, "grad_reduce") && d.over("dp") }},
 		{name: "a bf16 model", asked: func(d *drawn) bool { return d.model.DType == "bf16" }},
 	}
 	for _, key := range slices.Sorted(maps.Keys(choices)) {

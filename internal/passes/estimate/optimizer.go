@@ -86,7 +86,7 @@ func (u Updater) Summed(b *graph.Block) ir.Seconds {
 		}
 		for i := range b.Params {
 			if param := &b.Params[i]; u.plan.SumsBeside(b, param) && u.plan.ZeroOf(b, param) == 0 {
-				u.gather(s, param, ir.F32)
+				u.gather(s, param, u.plan.ReducedType(param))
 			}
 		}
 	})
@@ -94,11 +94,13 @@ func (u Updater) Summed(b *graph.Block) ir.Seconds {
 
 // complete adds the time to reduce a gradient over all ranks that hold the parameter. Each rank reduces its slice.
 func (u Updater) complete(t *series, param *graph.Param) {
-	s := u.plan.Slicing(param)
-	bytes := ir.Bytes(s.Whole()*param.Local[1]) * ir.F32.Bytes()
-	if padding := bytes - ir.Bytes(param.Local[0]*param.Local[1])*ir.F32.Bytes(); padding > 0 {
+	s, d := u.plan.Slicing(param), u.plan.ReducedType(param)
+	bytes := ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
+	if padding := ir.Bytes((s.Whole()-param.Local[0])*param.Local[1]) * ir.F32.Bytes(); padding > 0 {
 		t.t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
-		t.group = 0
+	}
+	if d != ir.F32 {
+		t.t += u.cast(s.Whole()*param.Local[1], d)
 	}
 	matrix := param.Shape[1] > 1
 	switch {
@@ -113,6 +115,11 @@ func (u Updater) complete(t *series, param *graph.Param) {
 	} else {
 		t.add(ir.AllReduce, bytes, u.replicas, graph.GroupDP)
 	}
+}
+
+// cast returns the time to convert elements between f32 and another type.
+func (u Updater) cast(elements int64, d ir.DType) ir.Seconds {
+	return u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: ir.Bytes(elements) * (ir.F32.Bytes() + d.Bytes())}, cost.Link{})
 }
 
 // holders returns the link among the ranks of a stage that hold a parameter.
@@ -147,7 +154,7 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	case zero == 0 && u.plan.SumsBeside(b, param), u.plan.KeepsSlice(b, param):
 		return 0
 	case zero == 0:
-		return u.gathered(param, ir.F32)
+		return u.gathered(param, u.plan.ReducedType(param))
 	}
 	return u.gathered(param, u.graph.DType())
 }
@@ -210,9 +217,14 @@ func (u Updater) Visit(kind int) (weights, gradients ir.Seconds) {
 // kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the
 // part of the parameter whose optimizer state the rank holds.
 func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
-	slice := ir.View{Shape: [ir.MaxDims]int64{u.plan.Slicing(param).Rows, param.Local[1]}, DType: ir.F32}
+	d := u.plan.ReducedType(param)
+	slice := ir.View{Shape: [ir.MaxDims]int64{u.plan.Slicing(param).Rows, param.Local[1]}, DType: d}
 	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
-	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
+	t := u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
+	if d != ir.F32 && u.plan.ZeroOf(b, param) < plan.ZeroGradients {
+		t += u.cast(u.plan.StateRows(b, param)*param.Local[1], d)
+	}
+	return t
 }
 
 // passes returns the time to copy optimizer state from host memory to the device and back, block by

@@ -17,7 +17,8 @@ import (
 type ending struct {
 	zero                    int
 	cut                     plan.Slicing
-	whole, half, slice      ir.Bytes   // the gradient; its part after division among a stage's ranks; that part after division among replicas
+	whole, half, slice      ir.Bytes   // the gradient as it is summed; its part after division among a stage's ranks; that part after division among replicas
+	own, wide               ir.Bytes   // if sums are rounded: the gradient before, the sum in f32 after; 0: it is in f32
 	halfWeight, sliceWeight ir.Bytes   // gathered tensors: after the first of two steps; own slice; 0: none
 	summed                  ir.Bytes   // what is freed once the backward pass has ended, if the gradient has been summed during it
 	update                  ir.Bytes   // temporaries of the optimizer
@@ -52,9 +53,13 @@ func (r *tracker) endings() (list []ending) {
 func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param), beside: r.plan.SumsBeside(b, param)}
 	of := func(rows int64, d ir.DType) ir.Bytes { return graph.Align(ir.Bytes(rows*param.Local[1]) * d.Bytes()) }
-	e.whole, e.half, e.slice = of(e.cut.Whole(), ir.F32), of(e.cut.Part(), ir.F32), of(e.cut.Rows, ir.F32)
+	reduced := r.plan.ReducedType(param)
+	e.whole, e.half, e.slice = of(e.cut.Whole(), reduced), of(e.cut.Part(), reduced), of(e.cut.Rows, reduced)
+	if reduced != ir.F32 {
+		e.own, e.wide = of(e.cut.Whole(), ir.F32), of(r.widened(param, &e), ir.F32)
+	}
 	twice := e.cut.SP > 1 && e.cut.DP > 1 // collectives have two steps
-	sent := ir.F32                        // type of the gradients that are sent without ZeRO
+	sent := reduced                       // type of the gradients that are sent without ZeRO
 	sliced := r.plan.KeepsSlice(b, param)
 	if e.zero > 0 && !sliced {
 		if sent = r.graph.DType(); sent != ir.F32 {
@@ -65,7 +70,7 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 		e.halfWeight = of(e.cut.Part(), sent)
 	}
 	if e.beside && e.cut.Slices() > 1 {
-		e.summed = e.letGo() + halvesBeside(e.zero, e.cut, param)
+		e.summed = e.letGo() + halvesBeside(e.zero, e.cut, param, reduced)
 	}
 	slices := r.plan.StateSlices(b, param)
 	e.update = r.meter.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
@@ -74,6 +79,17 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	}
 	e.blocks = r.stateBlocks(b, param)
 	return e
+}
+
+// widened returns the rows of a rounded sum that becomes one in f32 at the end of the step.
+func (r *tracker) widened(param *graph.Param, e *ending) int64 {
+	switch {
+	case e.zero == 0:
+		return param.Local[0]
+	case e.zero >= plan.ZeroGradients && slices.Max(r.gradients.reduced) > 1: // sums of several visits are in f32
+		return 0
+	}
+	return e.cut.Rows
 }
 
 // stateBlocks returns the bytes of the blocks in which a parameter's optimizer state passes through the device.
@@ -111,7 +127,7 @@ func (q *passing) load() (n ir.Bytes) {
 // optimizer tracks the end of the step. Tensors computed from whole gradients are counted as working memory.
 func (r *tracker) optimizer() {
 	r.note(plan.Task{}, r.hidden(r.sizes[0])) // the result that the last backward passes on
-	r.now[TermGradients] -= r.gradients.owed
+	r.gradients.settle(plan.Task{})
 	list := r.endings()
 	for _, e := range list {
 		r.now[TermGradients] -= e.summed
@@ -135,6 +151,7 @@ func (r *tracker) optimizer() {
 	}
 	lagging := ir.Bytes(0)
 	for _, e := range list {
+		e.widen(step)
 		more := max(e.halfWeight, e.update)
 		if len(e.blocks) > 0 {
 			running += e.sliceWeight
@@ -151,9 +168,30 @@ func (r *tracker) optimizer() {
 	}
 }
 
+// widen tracks how a rounded sum of gradients becomes one in f32.
+func (e *ending) widen(step func(more, less ir.Bytes)) {
+	if e.wide == 0 {
+		return
+	}
+	if !e.gathers() {
+		step(e.wide, e.slice)
+		return
+	}
+	if !e.beside { // its slices are gathered first
+		step(e.halfWeight, e.halfWeight+e.slice)
+		e.halfWeight, e.slice = 0, 0
+	}
+	step(e.wide, e.whole)
+}
+
 // completeLate tracks the sums of the gradients that have not been summed earlier.
 func completeLate(list []ending, step func(more, less ir.Bytes)) {
 	late := slices.DeleteFunc(slices.Clone(list), func(e ending) bool { return e.zero >= plan.ZeroGradients || e.beside })
+	for _, e := range late {
+		if e.own > 0 {
+			step(e.whole, e.own)
+		}
+	}
 	for _, e := range late {
 		if e.cut.SP > 1 {
 			step(e.half, e.letGo())

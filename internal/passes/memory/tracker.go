@@ -177,9 +177,12 @@ func (r *tracker) actOn(t plan.Task, at *walk.Node, a schedule.Action) {
 	case schedule.Visit:
 		r.visit(t, at, a)
 	case schedule.Reduce:
-		r.gradients.reduce(r.first[t.Stage]+int(a.Layer), r.gradients.visitOf(a))
+		r.gradients.reduce(t, r.first[t.Stage]+int(a.Layer), r.gradients.visitOf(a))
 	case schedule.Sum:
-		r.now[TermGradients] += r.gradients.visitOf(a).beside
+		if v := r.gradients.visitOf(a); v.divided == 0 {
+			r.note(t, v.rounding)
+			r.now[TermGradients] += v.beside
+		}
 	case schedule.Release:
 		r.kept.release(at, a)
 	case schedule.Reload:

@@ -14,8 +14,9 @@ type gradients struct {
 	*gauge
 	whole   []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
 	adds    addedTo  // parameters that the last backward added to
-	reduced []bool   // layers whose gradients have been reduced into slices
+	reduced []int    // how often the gradients of each layer have been reduced into slices
 	owed    ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
+	widens  ir.Bytes // f32 sums that will replace rounded ones when the previous visit's results are added
 
 	visits  []visitBytes // by kind of layers, and of the head
 	lent    []lentHalves // by gathers in progress
@@ -25,7 +26,7 @@ type gradients struct {
 
 func newGradients(g *gauge) gradients {
 	n := g.plan.LayersOf(g.rank)
-	list := gradients{gauge: g, whole: make([]params, n+2), reduced: make([]bool, n)}
+	list := gradients{gauge: g, whole: make([]params, n+2), reduced: make([]int, n)}
 	for kind := range g.graph.Kinds() {
 		list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.LayerOf(kind)))
 	}
@@ -100,17 +101,31 @@ func (g *gradients) free(v *visitBytes) {
 
 // reduce passes the gradients of a layer to collectives; those of the previous visit are then complete. Gradients to
 // which later visits add stay whole.
-func (g *gradients) reduce(own int, v *visitBytes) {
+func (g *gradients) reduce(t plan.Task, own int, v *visitBytes) {
 	g.whole[own] &^= v.divided
-	g.now[TermGradients] -= v.gradients + g.owed
-	g.owed = v.gradients + v.halfSums
-	if g.reduced[own] { // added to the sums of earlier visits
-		g.owed += v.sums
-	} else {
-		g.reduced[own] = true
+	g.settle(t)
+	g.note(t, v.rounding)
+	g.now[TermGradients] -= v.gradients
+	g.owed = v.passed + v.halfSums
+	switch g.reduced[own]++; g.reduced[own] {
+	case 1:
 		g.now[TermGradients] += v.sums
+	case 2: // added to the sums of earlier visits, in f32 from now on
+		g.widens = v.wide - v.sums
+		fallthrough
+	default:
+		g.owed += v.sums
 	}
 	g.now[TermGradients] += g.owed
+}
+
+// settle adds reduced gradients to those of earlier visits.
+func (g *gradients) settle(t plan.Task) {
+	if g.widens > 0 {
+		g.note(t, 2*g.widens)
+	}
+	g.now[TermGradients] += g.widens - g.owed
+	g.widens, g.owed = 0, 0
 }
 
 // visitOf returns the bytes of a visit to the layer of an action, or to the head.
@@ -126,17 +141,19 @@ func (g *gradients) visitOf(a schedule.Action) *visitBytes {
 type visitBytes struct {
 	gathered, divided  params   // parameters of a layer whose weights, and whose gradients, are divided
 	weights, gradients ir.Bytes // bytes when whole
+	passed             ir.Bytes // the gradients in the type in which they are summed
 	halves, halfSums   ir.Bytes // bytes between the two steps of a collective; 0: it has one step
-	sums               ir.Bytes // summed slices of the gradients
-	beside             ir.Bytes // slices of whole gradients that are summed during the backward pass, and the bytes between the steps
+	sums, wide         ir.Bytes // summed slices of the gradients; the same in f32
+	beside             ir.Bytes // what is added when whole gradients are summed during the backward pass: slices, the bytes between the steps; what rounding frees
+	rounding           ir.Bytes // what it takes to round gradients, of which each is then freed
 }
 
 // halvesBeside returns the bytes between the steps of the collectives that sum a gradient and, without ZeRO, gather it.
-func halvesBeside(zero int, cut plan.Slicing, param *graph.Param) ir.Bytes {
+func halvesBeside(zero int, cut plan.Slicing, param *graph.Param, d ir.DType) ir.Bytes {
 	if cut.SP == 1 || cut.DP == 1 {
 		return 0
 	}
-	half := graph.Align(ir.Bytes(cut.Part()*param.Local[1]) * ir.F32.Bytes())
+	half := graph.Align(ir.Bytes(cut.Part()*param.Local[1]) * d.Bytes())
 	if zero == 0 {
 		half *= 2
 	}
@@ -144,27 +161,35 @@ func halvesBeside(zero int, cut plan.Slicing, param *graph.Param) ir.Bytes {
 }
 
 func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitBytes) {
+	more := ir.Bytes(0) // bytes that rounding has added, less those that it has freed
 	for i := range layer.Params {
 		param := &layer.Params[i]
 		zero, cut := p.ZeroOf(layer, param), p.Slicing(param)
-		whole := ir.Bytes(cut.Whole() * param.Local[1])
+		elements, d := ir.Bytes(cut.Whole()*param.Local[1]), p.ReducedType(param)
+		whole, passed, slice := graph.Align(elements*ir.F32.Bytes()), graph.Align(elements*d.Bytes()), ir.Bytes(cut.Rows*param.Local[1])
 		half := ir.Bytes(0) // after the first step, if divided over the ranks of a stage and over replicas
 		if cut.SP > 1 && cut.DP > 1 {
 			half = ir.Bytes(cut.Part() * param.Local[1])
 		}
 		if p.KeepsSlice(layer, param) {
 			n.gathered |= 1 << i
-			n.weights += graph.Align(whole * g.DType().Bytes())
+			n.weights += graph.Align(elements * g.DType().Bytes())
 			n.halves += graph.Align(half * g.DType().Bytes())
+		}
+		if d != ir.F32 {
+			n.rounding = max(n.rounding, more+passed)
+			more += passed - whole
 		}
 		if zero >= plan.ZeroGradients && !param.Frozen {
 			n.divided |= 1 << i
-			n.gradients += graph.Align(whole * ir.F32.Bytes())
-			n.halfSums += graph.Align(half * ir.F32.Bytes())
-			n.sums += graph.Align(ir.Bytes(cut.Rows*param.Local[1]) * ir.F32.Bytes())
+			n.gradients += whole
+			n.passed += passed
+			n.halfSums += graph.Align(half * d.Bytes())
+			n.sums += graph.Align(slice * d.Bytes())
+			n.wide += graph.Align(slice * ir.F32.Bytes())
 		}
 		if p.SumsBeside(layer, param) && cut.Slices() > 1 {
-			n.beside += graph.Align(ir.Bytes(cut.Rows*param.Local[1])*ir.F32.Bytes()) + halvesBeside(zero, cut, param)
+			n.beside += passed - whole + graph.Align(slice*d.Bytes()) + halvesBeside(zero, cut, param, d)
 		}
 	}
 	return n

@@ -59,6 +59,14 @@ func (p *Plan) SumsBeside(b *graph.Block, param *graph.Param) bool {
 	return p.Parallel.DP > 1 && b.Name != graph.BlockEmbedding && !param.Tied && !param.Frozen && p.ZeroOf(b, param) < ZeroGradients
 }
 
+// ReducedType returns the type in which ranks sum the gradient of a parameter. Only what they divide is worth rounding.
+func (p *Plan) ReducedType(param *graph.Param) ir.DType {
+	if p.Train.GradReduce == "bf16" && p.Slicing(param).Slices() > 1 {
+		return ir.BF16
+	}
+	return ir.F32
+}
+
 // KeepsSlice reports whether a rank keeps only a slice of a weight from step to step. With replicas, ZeRO stages 1 and 2
 // gather the weights of layers in the next step, where this takes place beside computation; they stay whole for the step.
 func (p *Plan) KeepsSlice(b *graph.Block, param *graph.Param) bool {
@@ -247,12 +255,12 @@ func (p *Plan) SavedBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 	return n
 }
 
-// gradientBytes returns the bytes that a parameter's gradient occupies until the end of the step.
+// gradientBytes returns the bytes that a parameter's gradient occupies, at least, until the end of the step.
 func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	if param.Frozen {
 		return 0
 	}
-	return p.dividedBytes(b, param, ZeroGradients, ir.F32)
+	return p.dividedBytes(b, param, ZeroGradients, p.ReducedType(param))
 }
 
 // OffloadHost is the value of Parallel.OptimizerOffload that keeps optimizer state in host memory.
