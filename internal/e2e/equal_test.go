@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sppo.dev/internal/irtest"
+	"sppo.dev/internal/meaning"
 )
 
 // TestSchedulesAreEqual runs the covering set. Each case must equal, bitwise, the same case on one stage
@@ -99,6 +100,12 @@ var outside = []Case{
 		PP: 2, SP: 4, SPMode: "megatron-ring", DP: 2, Zero: "2", N: 4, Microbatch: 1, Keep: "[k]", Partition: "flops", Offload: "0.5"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 3, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["gptoss"],
 		PP: 2, SP: 4, SPMode: "ulysses-ring", DP: 1, N: 3, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "carry"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab, Traits: models["glm"], // experts in rings of groups
+		PP: 2, SP: 4, SPMode: "megatron-ring", DP: 2, Zero: "3", N: 3, Microbatch: 1, Partition: "flops", Offload: "0.5", Recompute: "full"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 3, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["ossmoe"],
+		PP: 2, SP: 8, SPMode: "megatron-ring", DP: 1, N: 3, Microbatch: 1, Partition: "length", Offload: "full"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["qwenmoe"],
+		PP: 1, SP: 4, SPMode: "ulysses-ring", DP: 2, Zero: "2", N: 2, Microbatch: 1, Order: "layer", Keep: "[]", Partition: "flops", Offload: "carry", Recompute: "selective"},
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab,
 		Tuning: "adapter = lora(rank = 3, targets = all-linear, dropout = 0.2)",
 		PP:     2, SP: 4, SPMode: "ulysses-ring", DP: 1, N: 3, Microbatch: 2, Partition: "flops", Offload: "full"},
@@ -135,7 +142,7 @@ var outside = []Case{
 		PP:     2, SP: 2, DP: 2, Zero: "2", N: 1, Microbatch: 1, VirtualStages: 2, Strategy: "zb-v", Partition: "flops", Offload: "carry", Recompute: "selective"},
 }
 
-// TestOutsideTheSpace checks hand-picked cases for E1, E2 and E3, and their plain programs for E4.
+// TestOutsideTheSpace checks hand-picked cases for E1, E2 and E3, their meaning, and their plain programs for E4.
 func TestOutsideTheSpace(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -145,6 +152,10 @@ func TestOutsideTheSpace(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			checkCase(t, c)
+			_, p := mustCompile(t, c)
+			if _, err := meaning.Prove(p); err != nil {
+				t.Error(err)
+			}
 			plain := c.plain()
 			plain.Steps = 1 // the naive model is slow at these sizes, and TestPlainEqualsNaive checks later steps
 			checkNaive(t, plain)

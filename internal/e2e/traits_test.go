@@ -50,6 +50,9 @@ func listTraits() []trait {
 		{name: "experts", asked: func(d *drawn) bool { return strings.Contains(d.text, "num_experts") }},
 		{name: "experts in some layers", asked: func(d *drawn) bool { return strings.Contains(d.text, "num_experts") }, planned: func(d *drawn) bool { return len(d.plan.Model.MLPs) > 1 }},
 		{name: "experts on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "num_experts") && d.over("sp") }},
+		{name: "experts in rings of groups", asked: func(d *drawn) bool {
+			return strings.Contains(d.text, "num_experts") && strings.HasPrefix(d.ask("sp"), "[")
+		}},
 		{name: "linear attention", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") }},
 		{name: "linear attention in several subsequences", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") && d.over("subsequences") }},
 		{name: "linear attention on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") && d.over("sp") }},
