@@ -9,11 +9,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// tokenData is a corpus of tokens. Sequence s of step n is sequence (n-1)*batch + s of the corpus; steps are
-// counted from 1.
+// tokenData is a corpus of tokens. The sequences of step n are sequences (n-1)*batch to n*batch of the corpus, in their order or,
+// if they have several documents, in the one that method place gives; steps are counted from 1.
 type tokenData struct {
 	run    ir.Run
 	corpus *corpus.Corpus
+	orders orders
 }
 
 func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
@@ -38,7 +39,7 @@ func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tokenData{*run, c}, nil
+	return &tokenData{run: *run, corpus: c}, nil
 }
 
 // globTokens is like glob, but also accepts a folder, which it returns as a single item, and sorts the files.
@@ -66,7 +67,8 @@ func (d *tokenData) sequence(section ir.Section, round, sequence int64) (corpus.
 	if section == ir.SectionEval {
 		return d.corpus.Validation(round*int64(d.run.EvalSequences) + sequence)
 	}
-	return d.corpus.Training((round-1)*int64(d.run.Batch) + sequence), nil
+	at, err := d.place(round, sequence)
+	return d.corpus.Training(d.first(round) + at), err
 }
 
 // Marks implements Documents.
@@ -104,44 +106,14 @@ func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error)
 	return n, nil
 }
 
-// shareTokens limits the number of tokens that DocumentShare examines.
-const shareTokens = 16 << 20
-
-// DocumentShare returns the number of query-key pairs within documents in the first sequences of a run, divided
-// by the number in the same sequences without document boundaries. The argument windows holds the attention
-// window of each layer, 0 for a layer without one.
-func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
-	data, err := newTokenData(run, dir)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer data.corpus.Close()
-	sequences = int(min(64, max(1, shareTokens/run.Sequence)))
-	positions := make([]int32, run.Sequence)
-	var seen, all float64
-	for g := range sequences {
-		if err := data.corpus.Training(int64(g)).Positions(0, positions, 1); err != nil {
-			return 0, 0, err
-		}
-		for t, p := range positions {
-			for _, w := range windows {
-				if w == 0 {
-					w = run.Sequence
-				}
-				seen, all = seen+float64(min(int64(p)+1, w)), all+float64(min(int64(t)+1, w))
-			}
-		}
-	}
-	return seen / all, sequences, nil
-}
-
 // Tokens implements the interface Tokens.
 func (d *tokenData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&d.run, position, out, stride); err != nil {
 		return err
 	}
-	if section == ir.SectionEval {
-		return d.corpus.Held(round*int64(d.run.EvalSequences)+sequence, position, out, stride)
+	s, err := d.sequence(section, round, sequence)
+	if err != nil {
+		return err
 	}
-	return d.corpus.Train((round-1)*int64(d.run.Batch)+sequence, position, out, stride)
+	return s.Tokens(position, out, stride)
 }

@@ -60,10 +60,10 @@ func (j *Job) Simulate() error {
 }
 
 // estimateDocuments sets the plan's Documents if sequences hold several documents. It simulates the step again
-// with the time of attention multiplied by the share of query-key pairs that lie within one document. If the
-// data cannot be read, Documents holds the reason.
+// with the time of attention multiplied by the share of query-key pairs that lie within one document, on the replica
+// that has the most of them. If the data cannot be read, Documents holds the reason.
 func (j *Job) estimateDocuments() error {
-	run := &j.Program.Run
+	run, par := &j.Program.Run, &j.Plan.Parallel
 	if !run.DataOptions.Packs() {
 		return nil
 	}
@@ -71,11 +71,31 @@ func (j *Job) estimateDocuments() error {
 	for layer := range windows {
 		windows[layer] = j.Plan.Model.WindowOf(layer)
 	}
-	share, sequences, err := train.DocumentShare(run, "", windows)
+	together := run.Batch / par.DP
+	if par.Zero >= plan.ZeroGradients { // replicas exchange gradients or weights in each microbatch
+		together = par.Microbatch
+	}
+	work, err := train.MeasureDocuments(run, "", windows, par.DP, together)
 	if err != nil {
 		j.Plan.Documents = &plan.Documents{Problem: err.Error()}
 		return nil
 	}
+	d := &plan.Documents{Share: work.Share, Sequences: work.Sequences}
+	equal, err := j.withAttention(work.Share)
+	if err != nil {
+		return err
+	}
+	if d.StepS = equal; work.Slowest > work.Share {
+		if d.StepS, err = j.withAttention(work.Slowest); err != nil {
+			return err
+		}
+	}
+	d.UnequalS, j.Plan.Documents = d.StepS-equal, d
+	return nil
+}
+
+// withAttention returns the simulated time of a step with the time of attention multiplied by a share.
+func (j *Job) withAttention(share float64) (ir.Seconds, error) {
 	program := *j.Program
 	for _, curve := range []*[]ir.CurvePoint{&program.Machine.AttentionEfficiency, &program.Machine.AttentionGradEff} {
 		*curve = slices.Clone(*curve)
@@ -88,10 +108,9 @@ func (j *Job) estimateDocuments() error {
 	}
 	t, err := sim.Run(&program, ir.SectionStep, sim.Options{})
 	if err != nil {
-		return &sppo.BugError{Err: err}
+		return 0, &sppo.BugError{Err: err}
 	}
-	j.Plan.Documents = &plan.Documents{Share: share, Sequences: sequences, StepS: t.Makespan}
-	return nil
+	return t.Makespan, nil
 }
 
 // Peaks returns the contents of each code's arenas at their peaks. The buffers' lifetimes are those that

@@ -2,6 +2,7 @@ package corpus
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -124,7 +125,7 @@ func TestSequential(t *testing.T) {
 			stride := 1 + r.IntN(3)
 			n := int(1 + r.Int64N(sequence+1-position))
 			out := make([]int32, (n-1)*stride+1+r.IntN(stride))
-			if err := c.Train(g, position, out, stride); err != nil {
+			if err := c.Training(g).Tokens(position, out, stride); err != nil {
 				t.Fatal(err)
 			}
 			for i := range n {
@@ -234,7 +235,7 @@ func TestMixtureOfFiles(t *testing.T) {
 		for g := range int64(200) {
 			part, own := c.pick(g)
 			got, want := make([]int32, 5), make([]int32, 5)
-			if err := c.Train(g, 0, got, 1); err != nil {
+			if err := c.Training(g).Tokens(0, got, 1); err != nil {
 				t.Fatal(err)
 			}
 			p := &c.parts[part]
@@ -263,13 +264,14 @@ func TestHeldOut(t *testing.T) {
 		}
 		out := make([]int32, 10)
 		for g := range int64(300) {
-			if err := c.Train(g, 0, out, 1); err != nil || slices.Max(out) >= 900 {
+			if err := c.Training(g).Tokens(0, out, 1); err != nil || slices.Max(out) >= 900 {
 				t.Fatal(err, out)
 			}
 		}
 		var starts []int32
 		for w := range int64(4) {
-			if err := c.Held(w, 0, out, 1); err != nil {
+			s, err := c.Validation(w)
+			if err = errors.Join(err, s.Tokens(0, out, 1)); err != nil {
 				t.Fatal(err)
 			}
 			starts = append(starts, out[0])
@@ -277,7 +279,7 @@ func TestHeldOut(t *testing.T) {
 		if diff := cmp.Diff([]int32{900, 930, 960, 990}, starts); diff != "" {
 			t.Error(diff)
 		}
-		if c.Held(4, 0, out, 1) == nil {
+		if _, err := c.Validation(4); err == nil {
 			t.Error("window 4 of 4")
 		}
 	}
@@ -327,17 +329,17 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := make([]int32, 51)
-	if err := c.Train(0, 0, out, 1); err != nil {
+	if err := c.Training(0).Tokens(0, out, 1); err != nil {
 		t.Error(err)
 	}
-	err = c.Train(1, 0, out, 1)
+	err = c.Training(1).Tokens(0, out, 1)
 	if want := flat + ": token 70 at byte 140 is 500, but the vocabulary has 300"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	if err := os.Truncate(flat, 100); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Train(1, 0, out, 1); err == nil || !strings.Contains(err.Error(), "flat.bin: reading 100 bytes at byte 100: the file has become shorter") {
+	if err := c.Training(1).Tokens(0, out, 1); err == nil || !strings.Contains(err.Error(), "flat.bin: reading 100 bytes at byte 100: the file has become shorter") {
 		t.Error(err)
 	}
 }
@@ -360,7 +362,7 @@ func TestMegatronIndexChanged(t *testing.T) {
 				continue
 			}
 			out := make([]int32, 8)
-			if err := c.Train(0, 0, out, 1); err != nil || !slices.Equal(out, []int32{1, 2, 3, 4, 5, 6, 7, 8}) {
+			if err := c.Training(0).Tokens(0, out, 1); err != nil || !slices.Equal(out, []int32{1, 2, 3, 4, 5, 6, 7, 8}) {
 				t.Errorf("byte %d changed by %#x: %v, %v", i, by, out, err)
 			}
 			c.Close()
@@ -418,7 +420,7 @@ func TestLargeFile(t *testing.T) {
 	}
 	out := make([]int32, 1<<16+1)
 	read := func(g int64) {
-		if err := c.Train(g, 0, out, 1); err != nil {
+		if err := c.Training(g).Tokens(0, out, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -492,7 +494,7 @@ func FuzzOpen(f *testing.F) {
 					continue
 				}
 				out := make([]int32, 3)
-				_ = c.Train(12345, 0, out, 1)
+				_ = c.Training(12345).Tokens(0, out, 1)
 				c.Close()
 			}
 		}

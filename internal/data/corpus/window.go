@@ -75,20 +75,6 @@ func (c *Corpus) read(w window, position int64, out []int32, stride int) error {
 	return c.parts[w.part].read(w.start, position, w.base, w.size, out[:(there-1)*stride+1], stride)
 }
 
-// Train puts tokens position, position+1, ... of sequence g into out[0], out[stride], ...
-func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
-	return c.read(c.train(g), position, out, stride)
-}
-
-// Held is like Train, but for validation sequences, which are spread evenly over the held-out tokens.
-func (c *Corpus) Held(g, position int64, out []int32, stride int) error {
-	w, err := c.held(g)
-	if err != nil {
-		return err
-	}
-	return c.read(w, position, out, stride)
-}
-
 // Sequence is one sequence of a corpus with its documents and masks.
 type Sequence struct {
 	c *Corpus
@@ -98,18 +84,18 @@ type Sequence struct {
 // Training returns sequence g of the training data.
 func (c *Corpus) Training(g int64) Sequence { return Sequence{c, c.train(g)} }
 
-// Validation returns sequence g of the validation data.
+// Validation returns sequence g of the validation data, whose sequences are spread evenly over the held-out tokens.
 func (c *Corpus) Validation(g int64) (Sequence, error) {
 	w, err := c.held(g)
 	return Sequence{c, w}, err
 }
 
-// Tokens is like Train.
+// Tokens puts tokens position, position+1, ... of the sequence into out[0], out[stride], ...
 func (s Sequence) Tokens(position int64, out []int32, stride int) error {
 	return s.c.read(s.window, position, out, stride)
 }
 
-// Positions is like Train, but writes the position of each token in its document. The rest of a document that
+// Positions is like Tokens, but writes the position of each token in its document. The rest of a document that
 // is cut restarts at 0 in the next sequence, and every padding token is a document of its own.
 func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	starts, err := s.starts()
@@ -135,7 +121,7 @@ func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	return nil
 }
 
-// Labels is like Train, but writes the value none for the first token of each document in the sequence, for padding,
+// Labels is like Tokens, but writes the value none for the first token of each document in the sequence, for padding,
 // and for tokens that the mask excludes.
 func (s Sequence) Labels(position int64, out []int32, stride int, none int32) error {
 	if err := s.Tokens(position, out, stride); err != nil {
@@ -192,6 +178,31 @@ func (s Sequence) Counted() (int64, error) {
 		}
 	}
 	return n, nil
+}
+
+// Pairs returns the number of query-key pairs that attention inside the documents of the sequence computes. A query attends to as many
+// tokens as a window has, including its own, or to all before it in its document if the window is 0.
+func (s Sequence) Pairs(window int64) (pairs int64, err error) {
+	starts, err := s.starts()
+	if err != nil {
+		return 0, err
+	}
+	end, begin := min(s.length, s.c.order.Sequence), int64(0)
+	add := func(next int64) {
+		n, full := next-begin, int64(0)
+		if window > 0 && n > window { // after its first tokens, each attends to a full window
+			n, full = window, n-window
+		}
+		pairs += n*(n+1)/2 + full*window
+		begin = next
+	}
+	for _, start := range starts {
+		if start < end {
+			add(start)
+		}
+	}
+	add(end)
+	return pairs + s.c.order.Sequence - end, nil // each padding token is a document
 }
 
 // Ordered is a range of the tokens of the first part, as disjoint sequences in the order of its files.

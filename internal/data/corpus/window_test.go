@@ -178,6 +178,17 @@ func checkSequence(t *testing.T, what string, r *rand.Rand, c *Corpus, g int64, 
 	if got, err := s.Counted(); err != nil || got != counted {
 		t.Fatalf("%s: %d labels count, want %d (%v)", what, got, counted, err)
 	}
+	for _, window := range []int64{0, 1, 1 + r.Int64N(int64(n))} {
+		pairs := int64(0)
+		for _, p := range positions[:n-1] { // the last is only a label
+			if pairs += int64(p) + 1; window > 0 {
+				pairs -= max(0, int64(p)+1-window)
+			}
+		}
+		if got, err := s.Pairs(window); err != nil || got != pairs {
+			t.Fatalf("%s: %d pairs with window %d, want %d (%v)", what, got, window, pairs, err)
+		}
+	}
 	first := r.IntN(n)
 	end, stride := first+1+r.IntN(n-first), 1+r.IntN(3)
 	for name, read := range map[string]func(out []int32) error{

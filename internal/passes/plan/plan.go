@@ -101,7 +101,8 @@ type Plan struct {
 type Documents struct {
 	Share     float64    `json:"share"`             // query-key pairs within documents divided by those in whole sequences
 	Sequences int        `json:"sequences"`         // number of sequences examined, starting with the first
-	StepS     ir.Seconds `json:"step_s"`            // of a step with this share of the attention
+	StepS     ir.Seconds `json:"step_s"`            // of a step with the share of the replica that has the most
+	UnequalS  ir.Seconds `json:"unequal_s"`         // part of it that would be saved if all replicas had the same share
 	Problem   string     `json:"problem,omitempty"` // why the data could not be read, or empty
 }
 

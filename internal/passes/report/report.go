@@ -345,8 +345,12 @@ func documentsInWords(p *plan.Plan) string {
 	case d != nil && d.Problem != "":
 		return bound + "; how much shorter a step is cannot be determined: " + d.Problem
 	case d != nil:
-		return fmt.Sprintf("about %s per step (estimate): attention inside documents computes %.1f%% of the query-key pairs of whole sequences, measured in the first %s; "+
-			"all other "+bound, d.StepS, 100*d.Share, words.Plural(d.Sequences, "sequence"))
+		unequal := ""
+		if d.UnequalS > 0 {
+			unequal = fmt.Sprintf(", %s of it because replicas get documents of unequal work", d.UnequalS)
+		}
+		return fmt.Sprintf("about %s per step (estimate)%s: attention inside documents computes %.1f%% of the query-key pairs of whole sequences, measured in the first %s; "+
+			"all other "+bound, d.StepS, unequal, 100*d.Share, words.Plural(d.Sequences, "sequence"))
 	case p.Split().Documents:
 		return bound
 	}

@@ -161,7 +161,7 @@ func TestJob(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := make([]int32, len(ids))
-		if err := c.Train(0, 0, got, 1); err != nil {
+		if err := c.Training(0).Tokens(0, got, 1); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(ids, got); diff != "" {
