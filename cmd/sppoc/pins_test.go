@@ -90,6 +90,47 @@ func TestFleetPins(t *testing.T) {
 	reportPins(t, results)
 }
 
+// overlapJobs lists jobs like those of the fleet in which ranks on several nodes hold the same weights.
+var overlapJobs = []string{
+	"llama-8b h100 2 8 32K train.batch=16",
+	"llama-3.2-1b a100-80g 4 8 16K train.batch=128",
+	"qwen3-14b h200 2 8 128K train.batch=4",
+	"llama-70b h100 8 8 64K train.batch=8",
+	"llama-8b h100 4 8 1M",
+}
+
+// TestOverlapPays checks that communication of gradients and weights beside other work makes no plan of auto slower, by more than
+// the tolerance of pins. The long form takes all jobs of the fleet; fleet-pins compares with each value of overlap, too.
+func TestOverlapPays(t *testing.T) {
+	jobs := overlapJobs[:2]
+	if os.Getenv("SPPO_LONG") != "" {
+		jobs = slices.Concat(overlapJobs, fleetJobs)
+	}
+	for _, name := range jobs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file, set := fleetFile(t, strings.Fields(name))
+			auto, err := placed(file, set)
+			if err != nil {
+				t.Fatal(err)
+			}
+			off, err := placed(file, append(set, "schedule.overlap=off"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch with, without := auto.Plan, off.Plan; {
+			case !without.Memory.Fits:
+			case !with.Memory.Fits:
+				t.Errorf("nothing fits, and without overlap it takes %v", without.Time.StepS)
+			case with.Time.StepS > pinTolerance*without.Time.StepS:
+				t.Errorf("%v, and without overlap %v (estimated; simulated: %v and %v)", with.Time.StepS, without.Time.StepS, simulatedStep(t, auto), simulatedStep(t, off))
+			default:
+				t.Logf("%v, and without overlap %v", with.Time.StepS, without.Time.StepS)
+			}
+		})
+	}
+}
+
 // readPins returns the results in a file by job. There are none if the file does not exist.
 func readPins(file string) (map[string]pinResult, error) {
 	done := map[string]pinResult{}
