@@ -11,6 +11,7 @@ import (
 	"sppo.dev/internal/train"
 	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // mostSimulated is the largest number of ranks for which the figures of a report are simulated. With more
@@ -60,16 +61,18 @@ func (j *Job) Simulate() error {
 }
 
 // estimateDocuments sets the plan's Documents if sequences hold several documents. It simulates the step again
-// with the time of attention multiplied by the share of query-key pairs that lie within one document, on the replica
-// that has the most of them. If the data cannot be read, Documents holds the reason.
+// with the time of attention multiplied by the share of query-key pairs that lie within one document, on the
+// replica that has the most of them. If the data cannot be read, Documents holds the reason.
 func (j *Job) estimateDocuments() error {
 	run, par := &j.Program.Run, &j.Plan.Parallel
-	if !run.DataOptions.Packs() {
-		return nil
+	var windows []int64 // of the layers with attention
+	for layer := range j.Plan.Model.Layers {
+		if j.Plan.Model.FormOf(layer).Mixer == lang.MixerAttention {
+			windows = append(windows, j.Plan.Model.WindowOf(layer))
+		}
 	}
-	windows := make([]int64, j.Plan.Model.Layers)
-	for layer := range windows {
-		windows[layer] = j.Plan.Model.WindowOf(layer)
+	if !run.DataOptions.Packs() || len(windows) == 0 {
+		return nil
 	}
 	together := run.Batch / par.DP
 	if par.Zero >= plan.ZeroGradients { // replicas exchange gradients or weights in each microbatch
