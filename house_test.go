@@ -92,6 +92,7 @@ var levels = []struct {
 	{"cmd/sppovm/internal/watch", 12, "*"},
 	{"tools/paper", 13, "*"},
 	{"tools/records", 13, "*"},
+	{"tools/ways", 13, "*"},
 	{"tools/release", 13, "*"},
 }
 
