@@ -386,7 +386,7 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		rate := in.Attr("rate").Float(consts)
 		return rate >= 0 && rate < 1 && (value("chunks") == 0 || value("member") < value("chunks")/2)
 	case ir.SGD:
-		return through(value("row"), in.Args[0].Rows(), math.MaxInt64-1)
+		return through(value("row"), in.Args[0].Rows(), math.MaxInt64-1) && (value("row") == 0 || in.Arg("grad").Elements() > in.Arg("w").Elements())
 	case ir.Attention, ir.AttentionGrad:
 		z, chunks := value("zigzag"), value("chunks")
 		return z >= 0 && z <= ir.ZigzagBehind && (chunks == 0 || value("member") >= 0 && value("member") < chunks/2)

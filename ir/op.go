@@ -856,7 +856,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the rounded weight, for the kernels of the next step"},
-			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row; rows of w after its last row are padding: they do not change, and become 0 in copy"},
+			{Name: "grad", Types: "F", Doc: "contains the rows of w, starting at row, which is 0 if both have as many elements; rows of w after its last row are padding: they do not change, and become 0 in copy"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers that only adamw uses"},
 			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "from grad_norm"},
 		},

@@ -138,10 +138,11 @@ func checkUpdate(in *Instr) error {
 }
 
 // checkRow checks that the rows of grad that belong to w can be counted in 64 bits. Those that do not exist are
-// padding of w.
-func checkRow(row int64, w View) error {
-	if row < 0 || Plus(row, w.Rows()) == math.MaxInt64 {
-		return fmt.Errorf("%d rows of a gradient from row %d on", w.Rows(), row)
+// padding of w. If grad has as many elements as w, there is nothing to choose.
+func (in *Instr) checkRow(row int64) error {
+	w, grad := in.Arg("w"), in.Arg("grad")
+	if row < 0 || Plus(row, w.Rows()) == math.MaxInt64 || row > 0 && grad.Elements() == w.Elements() {
+		return fmt.Errorf("%d rows of a gradient of %d from row %d on", w.Rows(), grad.Rows(), row)
 	}
 	return nil
 }
@@ -178,7 +179,7 @@ func (in *Instr) checkValues(run *Run, s Section, consts []int64) error {
 	case InitNormal:
 		return checkCorner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols(), value("end"))
 	case SGD:
-		return checkRow(value("row"), in.Args[0])
+		return in.checkRow(value("row"))
 	case Rope:
 		member, chunks, position := value("member"), value("chunks"), value("position")
 		if rows := times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {

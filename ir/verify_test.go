@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -204,6 +205,16 @@ var mutations = []struct {
 	}},
 	{"capacity", []string{"device_memory = 1024", "device_memory = 512"}},
 	{"capacity-host", []string{"host_memory = 1024", "host_memory = 252"}},
+}
+
+// A gradient with as many elements as its weight has no other rows.
+func TestRowOfGradient(t *testing.T) {
+	update := "    compute   O adamw"
+	sgd := "    compute   O sgd w:f32[4,4], m:f32[4,4] = dw:f32[4,4], step:f32[3] momentum=0.9 weight_decay=0 scale=1 row=1\n" + update
+	found := verifyText(t, strings.Replace(small(t), update, sgd, 1))
+	if found == nil || !slices.ContainsFunc(found.Findings, func(f ir.Finding) bool { return f.Kind == ir.FindBounds }) {
+		t.Errorf("no finding of kind bounds: %v", found)
+	}
 }
 
 func TestVerifierNamesTheBrokenPromise(t *testing.T) {
