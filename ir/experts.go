@@ -41,6 +41,25 @@ func checkRoute(in *Instr) error {
 	return nil
 }
 
+// checkRouterLoss checks the instructions of a router's losses.
+func checkRouterLoss(in *Instr) error {
+	if in.Op == ExpertCounts {
+		if top := int64(in.Attr("top").Bits); in.Attr("top").Const != 0 || top < 1 || top > in.Arg("logits").Cols() {
+			return fmt.Errorf("top is %d, of %d experts", top, in.Arg("logits").Cols())
+		}
+		return nil
+	}
+	if scores := in.Attr("scores"); scores.Const != 0 || scores.Bits > ScoresOfChosen {
+		return fmt.Errorf("scores is %d, not %d to %d", int64(scores.Bits), ScoresSoftmax, ScoresOfChosen)
+	}
+	for _, name := range []string{"z", "balance"} {
+		if a := in.Attr(name); a.Const != 0 || !(a.Float(nil) >= 0 && a.Float(nil) <= math.MaxFloat32) {
+			return fmt.Errorf("%s is not a literal of at least 0", name)
+		}
+	}
+	return nil
+}
+
 // groupedWork returns the work of a grouped product, or of the gradient of its matrices. Every row is multiplied by one matrix.
 func groupedWork(in *Instr) Work {
 	w := memoryWork(in)

@@ -24,19 +24,22 @@ type Model struct {
 	Vocab   int   `json:"vocab"`          // as given; codegen pads it to a multiple of SP
 
 	// MLPs with experts, of which each token uses some. All fields are 0 or empty without experts.
-	MLPs         []string `json:"mlp_layer_types,omitempty"` // dense | sparse for each layer, repeated; sparse MLPs have experts. Empty: all are sparse if there are experts
-	Experts      int      `json:"num_experts,omitempty"`
-	TopExperts   int      `json:"num_experts_per_tok,omitempty"`
-	ExpertFFN    int      `json:"moe_intermediate_size,omitempty"`           // width of each expert
-	SharedFFN    int      `json:"shared_expert_intermediate_size,omitempty"` // width of the expert that all tokens use; 0: none
-	SharedGate   bool     `json:"shared_expert_gate,omitempty"`              // its result is multiplied by a sigmoid
-	Scoring      string   `json:"scoring_func,omitempty"`                    // softmax | sigmoid | softmax_topk: from a router's logits to scores
-	NormTop      bool     `json:"norm_topk_prob,omitempty"`                  // the scores of a token's experts are divided by their sum
-	RoutedScale  float64  `json:"routed_scaling_factor,omitempty"`           // factor of the scores
-	Correction   bool     `json:"e_score_correction_bias,omitempty"`         // a number for each expert is added to its score for the choice
-	ExpertGroups int      `json:"n_group,omitempty"`                         // groups of experts; 0 or 1: none
-	TopGroups    int      `json:"topk_group,omitempty"`                      // groups from which a token's experts are chosen
-	DType        string   `json:"dtype"`                                     // f32 | bf16: storage of weights and activations
+	MLPs          []string `json:"mlp_layer_types,omitempty"` // dense | sparse for each layer, repeated; sparse MLPs have experts. Empty: all are sparse if there are experts
+	Experts       int      `json:"num_experts,omitempty"`
+	TopExperts    int      `json:"num_experts_per_tok,omitempty"`
+	ExpertFFN     int      `json:"moe_intermediate_size,omitempty"`           // width of each expert
+	SharedFFN     int      `json:"shared_expert_intermediate_size,omitempty"` // width of the expert that all tokens use; 0: none
+	SharedGate    bool     `json:"shared_expert_gate,omitempty"`              // its result is multiplied by a sigmoid
+	Scoring       string   `json:"scoring_func,omitempty"`                    // softmax | sigmoid | softmax_topk: from a router's logits to scores
+	NormTop       bool     `json:"norm_topk_prob,omitempty"`                  // the scores of a token's experts are divided by their sum
+	RoutedScale   float64  `json:"routed_scaling_factor,omitempty"`           // factor of the scores
+	Correction    bool     `json:"e_score_correction_bias,omitempty"`         // a number for each expert is added to its score for the choice
+	ExpertGroups  int      `json:"n_group,omitempty"`                         // groups of experts; 0 or 1: none
+	TopGroups     int      `json:"topk_group,omitempty"`                      // groups from which a token's experts are chosen
+	RouterZLoss   float64  `json:"router_z_loss_coef,omitempty"`              // coefficient of the mean over tokens of the square of the logarithm of the sum of exponentials of a router's logits
+	AuxLoss       string   `json:"aux_loss,omitempty"`                        // layer; empty: RouterAuxLoss is 0
+	RouterAuxLoss float64  `json:"router_aux_loss_coef,omitempty"`            // coefficient of the loss that balances experts, for each layer and sequence
+	DType         string   `json:"dtype"`                                     // f32 | bf16: storage of weights and activations
 
 	// Linear attention. All fields are above 0 if any layer has it, and 0 otherwise.
 	LinearKeyHeads   int `json:"linear_num_key_heads,omitempty"`
@@ -94,14 +97,16 @@ type Model struct {
 	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of every layer that have an adapter, named as in lang.LinearMap
 }
 
+// ofTraining lists the keys that do not change the function that a network computes of its weights.
+var ofTraining = []string{"name", "family", "init_std", "adapter_dropout", "router_z_loss_coef", "router_aux_loss_coef", "aux_loss"}
+
 // identity returns the keys, with their values, that define which function of its weights a network computes.
-// It omits the model's name and family, the distribution of initial weights, and dropout, which only training
-// steps apply. Unused keys, such as those for rotation if nothing is rotated, have the value "none".
+// It omits those of ofTraining. Unused keys, such as those for rotation if nothing is rotated, have the value "none".
 func (m *Model) identity() (traits [][2]string) {
 	s := reflect.ValueOf(*m)
 	for i := range s.NumField() {
 		key := jsonKey(s.Type().Field(i))
-		if slices.Contains([]string{"name", "family", "init_std", "adapter_dropout"}, key) {
+		if slices.Contains(ofTraining, key) {
 			continue
 		}
 		value, field := "none", s.Field(i)

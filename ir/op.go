@@ -70,6 +70,8 @@ const (
 	ConvGrad
 	Decay
 	DecayGrad
+	ExpertCounts
+	RouterLossGrad
 	NumOps
 )
 
@@ -222,6 +224,7 @@ const (
 	RuleCollective // each collective has its own, in collective.go
 	RuleZigzag
 	RuleRoute
+	RuleRouterLoss
 	RuleGrouped
 	RuleScan
 )
@@ -1152,5 +1155,32 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrAccumulate},
 		Work:  WorkMemory,
+	},
+	ExpertCounts: {
+		Name: "expert_counts", Class: ClassKernel, Streams: onCompute,
+		Doc: "Counts, for each sequence, the tokens that have an expert among those with the highest logits; of equal logits, that of " +
+			"the lower number counts first.",
+		Operands: []Operand{
+			{Name: "counts", Dir: WriteOrAdd, Types: "f32", Dims: "batch,e"},
+			{Name: "logits", Types: "F", Dims: "n*batch,e"},
+		},
+		Attrs: []AttrInfo{attrTop, attrBatch, attrAccumulate},
+		Rule:  RuleRouterLoss, Work: WorkMemory, Source: "DeepSeek-AI 2024, DeepSeek-V3, equation 18",
+	},
+	RouterLossGrad: {
+		Name: "router_loss_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient with respect to a router's logits of z/2 times the square of the logarithm of the sum of a row's exponentials, and of balance " +
+			"times the sum over experts of counts times probability. Probabilities are the softmax of the logits or, with scores = 1, their " +
+			"sigmoids divided by the sum of these.",
+		Operands: []Operand{
+			{Name: "dlogits", Dir: Write, Types: "F", Dims: "n*batch,e"},
+			{Name: "logits", Types: "F", Dims: "n*batch,e"},
+			{Name: "counts", Types: "f32", Dims: "batch,e", Optional: true, Doc: "of the whole sequences, from expert_counts; absent: there is no second loss"},
+		},
+		Attrs: []AttrInfo{attrScores, attrBatch,
+			{"z", KindFactor, "twice the coefficient of the first loss", ScopeJob},
+			{"balance", KindFactor, "coefficient of the second loss", ScopeJob}},
+		Rule: RuleRouterLoss, Work: WorkMemory,
+		Source: "z: Zoph et al. 2022, ST-MoE, equation 5; balance: DeepSeek-AI 2024, DeepSeek-V3, equations 17 to 20",
 	},
 }

@@ -50,6 +50,8 @@ func (in *Instr) CheckRule() error {
 		return checkZigzag(in)
 	case RuleRoute:
 		return checkRoute(in)
+	case RuleRouterLoss:
+		return checkRouterLoss(in)
 	case RuleGrouped:
 		return checkGrouped(in)
 	case RuleScan:

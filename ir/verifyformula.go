@@ -101,6 +101,7 @@ type interpreter struct {
 	loss    meaning              // of a step
 	muon    map[[4]int64]formula // by shape: the update of a matrix
 	left    map[reduction]int    // a rank that a sum leaves out
+	counted []*counted           // what the losses of routers take
 	found   *findings
 	dropout bool // a step drops elements, so it computes another loss than a validation
 	stop    bool
@@ -647,6 +648,7 @@ func (x *interpreter) find(value formula, depth int, suits func(n *node) bool) *
 
 // end compares losses at the end of a section.
 func (x *interpreter) end() {
+	x.checkCounts()
 	for _, c := range x.codes {
 		for i := range c.code.Results {
 			r := &c.code.Results[i]

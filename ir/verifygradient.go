@@ -105,6 +105,10 @@ func (c *interpreted) known(in *Instr, args *[maxArgs]meaning, gradients int) {
 		c.delta(in, args)
 	case in.Op == BiasGrad:
 		c.biasGradient(in, args)
+	case in.Op == ExpertCounts: // no use of the logits that has a gradient
+		c.accumulate(in, 0, meaning{formula: formula(mix(uint64(ExpertCounts), in.Attr("top").Bits, args[1].key())), cover: args[1].rows.covered(in.Args[1].Rows())})
+	case in.Op == RouterLossGrad:
+		c.routerLoss(in, args)
 	case gradientOf[in.Op] < NumOps:
 		c.gradient(in, args)
 	case gradients > 0:
@@ -386,6 +390,65 @@ func (c *interpreted) biasGradient(in *Instr, args *[maxArgs]meaning) {
 		return
 	}
 	c.put(in, 0, bias, by, g, in.Args[1].Rows())
+}
+
+// routerLoss interprets router_loss_grad: a contribution to the gradient of logits that is the gradient of no other result.
+func (c *interpreted) routerLoss(in *Instr, args *[maxArgs]meaning) {
+	logits, r := args[1].formula, c.aligned(in, args)
+	if in.Args[2].Present() {
+		c.count(logits, args[2], r, in.Args[1].Rows())
+	}
+	loss := formula(mix(uint64(RouterLossGrad), in.Attr("scores").Bits, uint64(logits)))
+	c.add(in, false, []formula{0, logits}, []formula{loss})
+	c.put(in, 0, logits, loss, meaning{rows: r}, 0)
+}
+
+// count records that the losses of n rows take counts, and checks that counts are made alike wherever losses of the same logits take them.
+func (c *interpreted) count(logits formula, counts meaning, r rows, n int64) {
+	var of *counted
+	for _, other := range c.counted {
+		if other.code != c.number || other.logits != logits {
+			continue
+		}
+		if first := other.counts; first.formula != counts.formula || first.summed != counts.summed {
+			c.wrong(&other.at, "counts are computed in another way than elsewhere, or summed over other groups")
+		}
+		if other.sequence == r.sequence {
+			of = other
+		}
+	}
+	if of == nil {
+		of = &counted{code: c.number, logits: logits, sequence: r.sequence, counts: counts, at: c.here()}
+		c.counted = append(c.counted, of)
+	}
+	if of.counts.cover != counts.cover {
+		c.wrong(&of.at, "counts are of other tokens than elsewhere")
+	}
+	for i, x := range r.covered(n) {
+		of.rows[i] += x
+	}
+}
+
+// counted is what a code's losses of a router take for some sequences.
+type counted struct {
+	code     int32
+	logits   formula
+	sequence int64 // the first
+	counts   meaning
+	rows     [2]uint64 // the cover of all rows whose losses take the counts
+	at       place
+}
+
+// checkCounts checks that counts are of the rows whose losses take them.
+func (x *interpreter) checkCounts() {
+	for _, of := range x.counted {
+		if cover := of.counts.cover; cover[0]*of.rows[1] != cover[1]*of.rows[0] && !x.stop {
+			x.stop = true
+			x.found.add(Finding{Kind: FindFormula, At: siteOf(x.p, &x.p.Codes[of.code], of.at.section, int(of.at.index)),
+				Msg: "counts are of other tokens than those whose losses take them"})
+		}
+	}
+	x.counted = nil
 }
 
 // addedBias looks for a weight among the terms of a sum.

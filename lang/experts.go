@@ -23,6 +23,21 @@ const (
 
 var scorings = []string{ScoringSoftmax, ScoringSigmoid, ScoringTop}
 
+// Values of aux_loss.
+const (
+	auxLayer = "layer"
+	auxJoint = "joint"
+)
+
+var auxLosses = []string{auxLayer, auxJoint}
+
+// setAuxLoss runs after router_aux_loss_coef, without which there is no such loss.
+func (m *Model) setAuxLoss(name string) {
+	if m.RouterAuxLoss > 0 {
+		m.AuxLoss = name
+	}
+}
+
 // ifExperts returns a value if the model has experts, otherwise the zero value.
 func ifExperts[T any](s *Spec, v T) (out T) {
 	if s.Model.Experts > 0 {
@@ -87,7 +102,7 @@ func setTopGroups(s *Spec, v value) {
 // expertKeys lists the keys that only models with experts have.
 var expertKeys = []string{
 	"num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_expert_gate", "mlp_layer_types", "first_k_dense_replace",
-	"decoder_sparse_step", "mlp_only_layers", "scoring_func", "norm_topk_prob", "routed_scaling_factor", "e_score_correction_bias", "n_group", "topk_group",
+	"decoder_sparse_step", "mlp_only_layers", "scoring_func", "norm_topk_prob", "routed_scaling_factor", "e_score_correction_bias", "n_group", "topk_group", "router_z_loss_coef", "aux_loss", "router_aux_loss_coef",
 }
 
 // expertProblems lists the errors in the keys of experts.
@@ -111,6 +126,9 @@ func (m *Model) expertProblems(fail func(keys string, code Code, hint, format st
 	}
 	if !slices.Contains(scorings, m.Scoring) {
 		fail("model.scoring_func", UnknownName, strings.Join(scorings, " or "), "scoring_func cannot be %q", m.Scoring)
+	}
+	if m.AuxLoss == auxJoint {
+		fail("model.aux_loss", Conflict, "aux_loss = layer", "the loss that balances experts over all layers and sequences together is not supported: its gradient needs counts of all stages")
 	}
 	if m.SharedGate && m.SharedFFN == 0 {
 		fail("model.shared_expert_gate", Conflict, "shared_expert_intermediate_size = 512, for example", "there is no shared expert that a gate could multiply")

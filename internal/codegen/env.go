@@ -101,6 +101,9 @@ func (e *env) node(n *graph.Node) {
 		e.at[n.Args[0].Value] = e.find(n.Args[1].Value)
 		return
 	}
+	if n.Op == ir.ExpertCounts && !(e.s.trains() && e.block.ReadsBack(n.Args[0].Value)) {
+		return
+	}
 	if e.attends(n) {
 		e.attend(n)
 		e.offload(n)
@@ -202,7 +205,7 @@ func (e *env) find(value int) place {
 		e.put(value, e.params[v.Param].weight, 0)
 	case graph.WeightGrad:
 		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
-	case graph.Carry, graph.CarryGrad:
+	case graph.Tally, graph.Carry, graph.CarryGrad:
 		e.put(value, e.kvBuffer(value), 0)
 	case graph.Cache, graph.CacheGrad:
 		if v.Spans() {
@@ -229,7 +232,7 @@ func (e *env) kvKey(value int) kvKey {
 	return kvKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
 }
 
-// kvBuffer returns the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
+// kvBuffer returns the buffer of K, V, one of their gradients or a tally, which all tasks of a microbatch share.
 func (e *env) kvBuffer(value int) uint32 {
 	key := e.kvKey(value)
 	b, ok := e.s.kv.device[key]
@@ -248,6 +251,8 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 		return ir.Int(int64(e.task.Microbatch * s.plan.Parallel.Microbatch))
 	case graph.FromLossScale:
 		return ir.Float(e.lossScale)
+	case graph.PerToken:
+		return ir.Float(a.Value.Float(nil) / (float64(s.plan.Train.Sequence) * float64(s.plan.Train.Batch)))
 	case graph.FromConst:
 		if a.Const == graph.ConstReplica && !s.trains() {
 			return s.constRef(graph.ConstEvalFirst)

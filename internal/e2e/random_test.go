@@ -196,6 +196,9 @@ func drawExperts(r *rand.Rand, layers int, biased bool) string {
 	case r.IntN(3) == 0:
 		text += "mlp_layer_types = [sparse, dense]\n"
 	}
+	if r.IntN(2) == 0 {
+		text += fmt.Sprintf("router_z_loss_coef = %g\nrouter_aux_loss_coef = %g\n", pick(r, 0, 0.05), pick(r, 0.02, 0.3))
+	}
 	return text
 }
 

@@ -61,6 +61,8 @@ func (v *Value) rowCount(s Size) int64 {
 		return s.Sequence * s.Batch / s.rings()
 	case SeenLocal:
 		return (s.Prefix + s.Tokens) * s.Batch / s.rings()
+	case PerSequence:
+		return s.Batch
 	case ChunkRows:
 		return s.Rows
 	case Each:

@@ -13,13 +13,14 @@ type builder struct {
 	act     ir.DType // storage type of activations and weights
 	split   Split
 	role    *role
-	nodes   *[]Node        // the list to which node appends: Forward or Backward
-	chunked bool           // nodes belong to the head's loop
-	grads   map[int]Arg    // gradient of a forward value, while differentiating
-	remat   map[int]int    // forward value -> its copy recomputed in the backward pass
-	casts   map[Arg]Arg    // f32 gradient -> its copy in the activation type
-	downs   map[string]int // matrix of the model -> result of its adapter's first matrix
-	keep    map[int]bool   // forward nodes whose results are saved; nil: all except those that only move data
+	nodes   *[]Node            // the list to which node appends: Forward or Backward
+	chunked bool               // nodes belong to the head's loop
+	grads   map[int]Arg        // gradient of a forward value, while differentiating
+	remat   map[int]int        // forward value -> its copy recomputed in the backward pass
+	casts   map[Arg]Arg        // f32 gradient -> its copy in the activation type
+	losses  map[int]routerLoss // by the logits of a router
+	downs   map[string]int     // matrix of the model -> result of its adapter's first matrix
+	keep    map[int]bool       // forward nodes whose results are saved; nil: all except those that only move data
 
 	named   map[string]bool // names of values
 	writers map[int][]int   // forward value -> forward nodes that write it, while differentiating
@@ -28,7 +29,7 @@ type builder struct {
 func (g *Model) newBuilder(name string) *builder {
 	b := &builder{
 		act: g.DType(), split: g.Split, role: &role{input: true}, grads: map[int]Arg{}, remat: map[int]int{},
-		casts: map[Arg]Arg{}, downs: map[string]int{}, named: map[string]bool{},
+		casts: map[Arg]Arg{}, losses: map[int]routerLoss{}, downs: map[string]int{}, named: map[string]bool{},
 	}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing, Losses: Missing}
 	b.nodes = &b.Forward

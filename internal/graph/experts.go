@@ -35,7 +35,9 @@ func (g *Model) experts(b *builder, x int) int {
 	logits := g.logits(b, "router", x, e, g.bias(b, lang.BiasRouter, g.replicated("router.b", e, 0)))
 	in := g.enter(b, x, "ln2.gathered")
 	correction := g.correction(b, e)
-	to := g.route(b, "route", g.enter(b, logits, "router.gathered"), correction, e, int64(g.TopExperts), g.routing())
+	gathered := g.enter(b, logits, "router.gathered")
+	g.routerLoss(b, logits, gathered, e)
+	to := g.route(b, "route", gathered, correction, e, int64(g.TopExperts), g.routing())
 	rows := b.activation("experts.in", to.rows, to.top*h)
 	b.node(ir.Permute, to.attrs(), to.by(rows), all(in), all(to.places))
 	fl, first := g.ffnLocal(int(f)), g.ffnConst(int(f))
@@ -105,6 +107,55 @@ func (g *Model) routing() []Attr {
 		attrs = append(attrs, float("scale", g.RoutedScale))
 	}
 	return attrs
+}
+
+// routerLoss is what the backward pass needs for the losses of a router besides its logits.
+type routerLoss struct {
+	counts  int // of the rank's rows of whole sequences, or Missing
+	of      int // the group over which they are summed
+	members int
+	attrs   []Attr
+}
+
+// routerLoss records that the gradient of the logits has that of the router's losses, and appends the counts that it needs. The
+// number of tokens by expert is a constant of the losses, but complete only when the last subsequence has passed, before any
+// backward pass. gathered holds the logits of all ranks that divide heads.
+func (g *Model) routerLoss(b *builder, logits, gathered int, experts int64) {
+	balance := g.RouterAuxLoss * float64(experts) / float64(int64(g.TopExperts)*g.sequence)
+	if g.RouterZLoss == 0 && balance == 0 {
+		return
+	}
+	l := routerLoss{counts: Missing, of: GroupSP, members: g.SP, attrs: []Attr{
+		integer("scores", scores[g.Scoring]), from("batch", FromBatch),
+		{Name: "z", Source: PerToken, Value: ir.Float(2 * g.RouterZLoss)}, {Name: "balance", Source: PerToken, Value: ir.Float(balance)},
+	}}
+	if balance > 0 {
+		l.counts = b.value(Value{Name: "router.counts", Kind: Tally, Rows: PerSequence, Cols: experts, DType: ir.F32})
+		b.node(ir.ExpertCounts, []Attr{integer("top", int64(g.TopExperts)), from("batch", FromBatch), from("accumulate", NotFirst)}, all(l.counts), all(gathered))
+		if !g.Replicates() {
+			l.of, l.members = GroupRing, g.rings()
+		}
+	}
+	b.losses[logits] = l
+}
+
+// penalize adds the gradient of the losses of a router, if the value is its logits.
+func (b *builder) penalize(logits int) {
+	l, ok := b.losses[logits]
+	if !ok {
+		return
+	}
+	counts := Arg{Value: l.counts}
+	if counts.Value != Missing && l.members > 1 {
+		v := b.Values[l.counts]
+		v.Name, v.Kind = v.Name+".sum", Activation
+		counts = all(b.value(v))
+		b.node(ir.Axpby, []Attr{float("alpha", 1), float("beta", 0)}, counts, all(l.counts))
+		b.node(ir.AllReduce, []Attr{group(l.of)}, counts)
+	}
+	d := b.newGrad(logits)
+	b.node(ir.RouterLossGrad, l.attrs, all(d), b.need(logits), counts)
+	b.contribute(logits, all(d))
 }
 
 // route appends the choice of experts for the rows of logits.

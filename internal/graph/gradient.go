@@ -39,6 +39,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Decay:         decayGradient,
 	ir.CopyD2D:       carryGradient,
 	ir.Fill:          func(*builder, Node) {},
+	ir.ExpertCounts:  func(*builder, Node) {}, // constants; matmul's rule reads them
 	ir.Rotate:        func(*builder, Node) {}, // attention's rule sends keys and their gradients around the ring
 	ir.LoadTokens:    func(*builder, Node) {},
 }
@@ -147,7 +148,8 @@ func (b *builder) halve() {
 
 // keptBetween reports whether a value of the first half must be kept if the second half reads it.
 func (b *builder) keptBetween(v int) bool {
-	return b.Values[v].Kind != Weight && b.Values[v].Kind != Given
+	kind := b.Values[v].Kind
+	return kind != Weight && kind != Given && kind != Tally
 }
 
 // deferNodes marks the nodes of the second half. Norms compute both gradients in the first half, because a single
@@ -369,6 +371,7 @@ func rmsNormGradient(b *builder, n Node) {
 // matmulGradient is the rule for y = x w + bias, where w is stored untransposed.
 func matmulGradient(b *builder, n Node) {
 	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
+	b.penalize(n.Args[0].Value)
 	dy := b.inActivationType(b.grad(n.Args[0]))
 	if dx, ok := b.grads[x]; ok && b.writtenByMatmul(dx.Value) {
 		b.node(ir.Matmul, []Attr{truth("trans_b"), truth("accumulate")}, dx, dy, all(w))

@@ -28,6 +28,7 @@ const (
 	WholeTokens             // S/t: the rank's rows of the position table
 	WholeLocal              // S*b/r: in a ring, the rows of the rank's K, V and their gradients
 	SeenLocal               // in a ring, the rows of one rank's K or V up to the end of the subsequence, as passed around
+	PerSequence             // b: a row for each sequence of the microbatch
 	ChunkRows               // rows of the current chunk of the head's loop
 	Each                    // Value.Count*b: so many for each sequence
 )
@@ -41,6 +42,7 @@ const (
 	Input                  // the block's input x and, in the backward pass, the gradient of its output
 	Cache                  // K or V of the whole sequence, or of the subsequence if it is streamed: Type-0
 	CacheGrad              // gradient of a cache, accumulated over subsequences
+	Tally                  // a sum over the subsequences of a sequence, made by forward passes and read by backward passes
 	Weight                 // a parameter
 	WeightGrad             // gradient of a parameter, accumulated over the step
 	Carry                  // passes from the end of a subsequence to the start of the next, which replaces it
@@ -100,6 +102,7 @@ const (
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant that Attr.Const names
 	FromLossScale              // 1 / number of tokens in the batch (or in the validation)
+	PerToken                   // Attr.Value / number of tokens in the batch
 	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
 	FromTensor                 // the tensor of the layer's parameter that Attr.Const names
 	NotFirst                   // false if this step has not written the accumulated rows yet, otherwise true
@@ -109,7 +112,7 @@ const (
 type Attr struct {
 	Name   string
 	Source AttrSource
-	Value  ir.Attr // for Literal: the value; for FromPrefix: an integer to add
+	Value  ir.Attr // for Literal: the value; for FromPrefix: an integer to add; for PerToken: a factor
 	Const  string  // for FromConst or FromTensor: a name; for FromLayer: RotationQ or RotationK
 }
 

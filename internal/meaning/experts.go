@@ -55,7 +55,31 @@ func (l *layer) routeGradient(name string, c choice, dweights ...value) value {
 	if k := routeGradKey(c.router).of(sum, c.logits, c.results[routeExperts]).value(); len(dweights) > 1 {
 		l.terms[k] = &term{name: "the gradient of " + l.name(name+"'s logits"), op: ir.RouteGrad, value: k, whole: &content{value: out}}
 	}
+	if name == "router" {
+		out = out.plus(l.routerLoss(c))
+	}
 	return l.linearGradient(name+".w", l.named("the gradient of "+l.name(name+"'s logits"), out))
+}
+
+// routerLosses returns what multiplies the two losses of a router, by token: its z-loss, of which the gradient has a factor of two, and
+// the balance of a sequence.
+func (r *reference) routerLosses() (z, balance float64) {
+	tokens := float64(r.batch * r.sequence)
+	return 2 * r.RouterZLoss / tokens, r.RouterAuxLoss * float64(r.Experts) / (float64(r.TopExperts) * float64(r.sequence) * tokens)
+}
+
+// routerLoss adds the gradient of the losses of a router.
+func (l *layer) routerLoss(c choice) value {
+	z, balance := l.routerLosses()
+	if z == 0 && balance == 0 {
+		return value{}
+	}
+	operands := []value{c.logits}
+	if balance != 0 {
+		t := term{kind: overTokens, need: nowhere.by(tokens, interval{0, l.sequence})}
+		operands = append(operands, l.add(l.name("the tokens of each expert"), ir.ExpertCounts, t, countsKey(c.router.top), c.logits))
+	}
+	return l.plain(l.name("the gradient of the router's losses"), ir.RouterLossGrad, routerLossKey(c.router.scores), operands...)
 }
 
 // unpermute adds the sum of the rows of each token, times the weights; unpermuteGradient returns the gradients of the rows and of

@@ -206,6 +206,43 @@ func routeGrad(c *call) {
 	c.write("dlogits", c.spreadLinear(o.tokens(logits.cols), routeGradKey(c.router()), dy.some, dy.value, logits.value, experts.value))
 }
 
+func countsKey(top int64) key { return newKey("expert_counts").int(top) }
+
+// expertCounts counts over tokens; its rows are sequences.
+func expertCounts(c *call) {
+	c.write("counts", c.overRows(countsKey(c.int("top")), [][]piece{c.operand("logits")}, func(p []piece) (rectangle, box) {
+		return rectangle{sequence: p[0].sequence, batch: p[0].batch, n: 1, cols: p[0].cols}, nowhere.by(tokens, p[0].rows())
+	}))
+}
+
+func routerLossKey(scores int64) key { return newKey("router_loss_grad").int(scores) }
+
+func routerLossGrad(c *call) {
+	z, balance := c.ref.routerLosses()
+	if !near(c.float("z"), z) || !near(c.float("balance"), balance) {
+		c.refuse("multiplies the losses of a router by %v and %v, not %v and %v", c.float("z"), c.float("balance"), z, balance)
+	}
+	var counts []value
+	list := c.operand("logits")
+	if c.has("counts") {
+		p := c.only("counts")
+		if r := (rectangle{sequence: list[0].sequence, batch: list[0].batch, n: 1, cols: list[0].cols}); p.rectangle != r {
+			c.refuse("takes %s as counts of %s", c.ref.describe(&p), c.ref.describe(&list[0]))
+		}
+		counts = append(counts, p.value)
+	} else if balance != 0 {
+		c.refuse("has no counts")
+	}
+	var out []piece
+	for _, p := range list {
+		if p.sequence != list[0].sequence || p.batch != list[0].batch || p.cols != list[0].cols {
+			c.refuse("takes rows of several batches: %s", c.ref.describe(&p))
+		}
+		out = made(out, p.rectangle, c.make(routerLossKey(c.int("scores")), nil, p.rectangle, append([]value{p.value}, counts...)...))
+	}
+	c.write("dlogits", out)
+}
+
 func permuteKey(top int64) key       { return newKey("permute").int(top) }
 func permuteGradKey(top int64) key   { return newKey("permute_grad").int(top) }
 func unpermuteKey(top int64) key     { return newKey("unpermute").int(top) }

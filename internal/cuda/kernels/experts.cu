@@ -165,6 +165,36 @@ DEV void route_grad(D *dlogits, const float *dy, const T *logits, const int *cho
     }
 }
 
+// count_sequences counts the choices of each sequence's rows. A block has a sequence and an expert.
+KERNEL(count_sequences, (float *counts, const int *chosen, i64 rows, i64 top, i64 batch, i64 experts, i64 accumulate)) {
+    const i64 e = blockIdx.x % experts, sequence = blockIdx.x / experts, n = rows / batch * top;
+    float count = 0; // whole numbers, so the order does not matter
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x) count += chosen[(i / top * batch + sequence) * top + i % top] == e;
+    count = block_sum(count);
+    if (threadIdx.x == 0) counts[blockIdx.x] = (accumulate ? counts[blockIdx.x] : 0.0f) + count;
+}
+
+// A warp computes the gradient of the losses of a row of logits.
+template <class T, class D>
+DEV void router_loss_grad(D *dlogits, const T *logits, const float *counts, i64 rows, i64 experts, i64 batch, i64 scores, double z,
+                          double balance) {
+    const int lane = threadIdx.x & 31;
+    const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5), safe = min(row, rows - 1);
+    Router<T> plain = {logits + safe * experts, experts, SOFTMAX}, r = {plain.logits, experts, scores == SIGMOID ? SIGMOID : SOFTMAX};
+    plain.begin();
+    r.begin();
+    const float *own = counts ? counts + safe % batch * experts : 0;
+    float sum = 0, mean = 0;
+    for (i64 e = lane; e < experts && own; e += 32) sum += r.score(e), mean += r.score(e) * own[e];
+    sum = warp_sum(sum), mean = warp_sum(mean);
+    const float by_z = (float)z * (plain.largest + logf(plain.sum)), factor = own ? (float)balance / sum : 0.0f;
+    mean = own ? mean / sum : 0.0f;
+    for (i64 e = lane; e < experts && row < rows; e += 32) {
+        const float s = r.score(e), slope = scores == SIGMOID ? 1 - s : 1.0f;
+        store(dlogits + row * experts + e, by_z * plain.score(e) + (own ? factor * s * slope * (own[e] - mean) : 0.0f));
+    }
+}
+
 // permute copies rows to their places, times their weights if there are any.
 template <class T> DEV void permute(T *y, const T *x, const int *places, const float *weights, i64 n, i64 top, i64 cols) {
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n * cols; i += (i64)gridDim.x * blockDim.x) {
@@ -233,6 +263,16 @@ FOR_TYPES(EXPERTS)
                             i64 scores, i64 renormalize, double eps, double scale)) {                                          \
         route_grad(dlogits, dy, logits, chosen, rows, experts, top, scores, renormalize, eps, scale);                          \
     }
+#define ROUTER_LOSS_GRAD(S, D, T)                                                                                              \
+    KERNEL(router_loss_grad_##S, (D * dlogits, const T *logits, const float *counts, i64 rows, i64 experts, i64 batch,         \
+                                  i64 scores, double z, double balance)) {                                                     \
+        router_loss_grad(dlogits, logits, counts, rows, experts, batch, scores, z, balance);                                   \
+    }
+ROUTER_LOSS_GRAD(ff, float, float)
+ROUTER_LOSS_GRAD(fb, float, bf16)
+ROUTER_LOSS_GRAD(bf, bf16, float)
+ROUTER_LOSS_GRAD(bb, bf16, bf16)
+
 ROUTE_GRAD(ff, float, float)
 ROUTE_GRAD(fb, float, bf16)
 ROUTE_GRAD(bf, bf16, float)

@@ -34,6 +34,8 @@ var table = [ir.NumOps]struct {
 	ir.AttentionSinkGrad:       {"attention.cu", attentionSinkGrad},
 	ir.Route:                   {"experts.cu", route},
 	ir.RouteGrad:               {"experts.cu", routeGrad},
+	ir.ExpertCounts:            {"experts.cu", expertCounts},
+	ir.RouterLossGrad:          {"experts.cu", routerLossGrad},
 	ir.Permute:                 {"experts.cu", permuteRows},
 	ir.PermuteGrad:             {"experts.cu", permuteGrad},
 	ir.Unpermute:               {"experts.cu", unpermuteRows},

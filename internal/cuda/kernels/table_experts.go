@@ -1,6 +1,10 @@
 package kernels
 
-import "fmt"
+import (
+	"fmt"
+
+	"sppo.dev/ir"
+)
 
 // Limits of the kernels for experts: see experts.cu.
 const (
@@ -40,6 +44,23 @@ func route(b *binder) {
 func routeGrad(b *binder) {
 	r, experts := b.shape("logits")
 	b.launch("route_grad_"+b.types("dlogits", "logits"), rows(ceil(r, 8)), append([]any{"dlogits", "dy", "logits", "experts"}, b.routing(r, experts)...)...)
+}
+
+// expertCounts chooses experts as route does, into the workspace, and counts them.
+func expertCounts(b *binder) {
+	r, experts := b.shape("logits")
+	batch, top := b.int("batch"), b.int("top")
+	if experts > maxExperts || top > maxChoices {
+		b.err = fmt.Errorf("%d experts, of which a token chooses %d, exceed %d and %d", experts, top, maxExperts, maxChoices)
+	}
+	weights, chosen := b.reserve(4*r*top), b.reserve(4*r*top)
+	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), weights, chosen, "logits", absent, r, experts, top, int64(ir.ScoresSoftmax), absent, 0.0, 1.0, absent, absent)
+	b.launch("count_sequences", rows(batch*experts), "counts", chosen, r, top, batch, experts, b.int("accumulate"))
+}
+
+func routerLossGrad(b *binder) {
+	r, experts := b.shape("logits")
+	b.launch("router_loss_grad_"+b.types("dlogits", "logits"), rows(ceil(r, 8)), "dlogits", "logits", "counts", r, experts, b.int("batch"), b.int("scores"), b.float("z"), b.float("balance"))
 }
 
 // absent is an argument in the place of weights that an opcode does not have.

@@ -231,7 +231,7 @@ func (r *tracker) visit(t plan.Task, at *walk.Node, a schedule.Action) {
 func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *graph.Block, own int) {
 	z, u, k := r.sizes[t.Subsequence], r.kept.leave(t), int(a.Layer)
 	if t.Subsequence == 0 {
-		r.now[TermKV] += r.kv.bytes(b, graph.Cache, z) + r.kv.carried(b, graph.Carry, z)
+		r.now[TermKV] += r.kv.bytes(b, graph.Cache, z) + r.kv.carried(b, graph.Carry, z) + r.kv.carried(b, graph.Tally, z) // tallies are small: to the end of the step
 		r.host += r.kv.onHost(b, z.Sequence)
 	}
 	r.now[TermLoads] = r.kv.attend()

@@ -16,7 +16,7 @@ var checkedKernels = map[ir.Op]func(*binder) func() error{
 	ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 }
 
-var expertKernels = kernelTable{ir.Route: route}
+var expertKernels = kernelTable{ir.Route: route, ir.ExpertCounts: expertCounts, ir.RouterLossGrad: routerLossGrad}
 
 func (b *binder) router() simd.Router {
 	_, experts := b.shape("logits")
@@ -44,6 +44,24 @@ func routeGrad(b *binder) func() error {
 		r.RouteGrad(pool, dlogits, dy, logits, experts, rows)
 		return nil
 	}
+}
+
+func expertCounts(b *binder) func() {
+	counts, logits, top, accumulate, pool := b.floats("counts"), b.mat("logits"), b.int("top"), b.bool("accumulate"), b.device.pool
+	rows, experts := b.shape("logits")
+	return func() {
+		if !accumulate {
+			clear(counts)
+		}
+		simd.CountExperts(pool, counts, logits, top, experts, rows)
+	}
+}
+
+func routerLossGrad(b *binder) func() {
+	pool, dlogits, logits := b.device.pool, b.mat("dlogits"), b.mat("logits")
+	rows, experts := b.shape("logits")
+	l := simd.RouterLoss{Experts: experts, Sigmoid: b.int("scores") == ir.ScoresSigmoid, Z: b.float("z"), Balance: b.float("balance"), Counts: b.ifFloats("counts")}
+	return func() { l.Grad(pool, dlogits, logits, rows) }
 }
 
 // placed returns a kernel that checks places before it runs.

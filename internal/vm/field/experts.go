@@ -103,6 +103,43 @@ func routeGrad(c *call) {
 	}
 }
 
+// expertCounts counts experts by hashes of all logits of a row, so which ones they are has nothing to do with route either.
+func expertCounts(c *call) {
+	counts, logits := c.operand("counts"), c.operand("logits")
+	rows, experts := c.shape("logits")
+	batch := c.int("batch")
+	if !c.bool("accumulate") {
+		counts.clear()
+	}
+	for r := range rows {
+		keys := make([]uint64, experts)
+		for e := range keys {
+			keys[e] = uint64(named("expert_counts").of(logits.row(r, experts).list()...).with(uint64(e)).element().value)
+		}
+		for _, e := range descending(keys)[:c.int("top")] {
+			counts.put(r%batch*experts+e, element{value: 1}, true)
+		}
+	}
+}
+
+// routerLossGrad is a hash of the logits, and linear in the counts with coefficients that are hashes.
+func routerLossGrad(c *call) {
+	dlogits, logits, counts := c.operand("dlogits"), c.operand("logits"), c.operand("counts")
+	rows, experts := c.shape("logits")
+	batch := c.int("batch")
+	for r := range rows {
+		d := named("router_loss_grad").with(uint64(c.int("scores"))).of(logits.row(r, experts).list()...)
+		for e := range experts {
+			sum := d.with(uint64(e)).element().times(c.constant("z"))
+			for i := range min(experts, counts.len()) {
+				weight := d.with(uint64(e)).with(uint64(i)).element().times(c.constant("balance"))
+				sum = sum.plus(weight.times(counts.at(r%batch*experts + i)))
+			}
+			dlogits.set(r*experts+e, sum.onlyValue())
+		}
+	}
+}
+
 // placed visits the places of each token's rows, with the index of the choice.
 func (c *call) placed(visit func(row, at, i int)) {
 	top := c.int("top")

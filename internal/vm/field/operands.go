@@ -31,6 +31,8 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.AttentionSinkGrad:       attentionSinkGrad,
 	ir.Route:                   routeTokens,
 	ir.RouteGrad:               routeGrad,
+	ir.ExpertCounts:            expertCounts,
+	ir.RouterLossGrad:          routerLossGrad,
 	ir.Permute:                 permute,
 	ir.PermuteGrad:             permuteGrad,
 	ir.Unpermute:               unpermute,

@@ -48,6 +48,8 @@ var cases = [ir.NumOps]func(*suite){
 	ir.Dropout:                 caseDropout,
 	ir.Route:                   caseRoute,
 	ir.RouteGrad:               caseRouteGrad,
+	ir.ExpertCounts:            caseExpertCounts,
+	ir.RouterLossGrad:          caseRouterLossGrad,
 	ir.Permute:                 casePermute,
 	ir.PermuteGrad:             casePermuteGrad,
 	ir.Unpermute:               caseUnpermute,

@@ -2,6 +2,7 @@ package vmtest
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"sppo.dev/internal/vm/vmtest/naive"
@@ -93,6 +94,46 @@ func caseRouteGrad(s *suite) {
 			})...)
 		}
 		s.equal("dlogits", out["dlogits"], want, s.dtype)
+	})
+}
+
+func caseExpertCounts(s *suite) {
+	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
+		s.onOff(func(s *suite, accumulate bool) {
+			const batch = 3
+			counts := s.sum(accumulate, batch, r.Experts)
+			for i := range counts.data {
+				counts.data[i] = math.Round(100 * counts.data[i])
+			}
+			out := s.run(call{op: ir.ExpertCounts, attrs: attrs{"top": float64(r.Top), "batch": batch, "accumulate": truth(accumulate)}, args: args{"counts": counts, "logits": logits}})
+			if want := plus(accumulate, counts, r.Counts(logits.data, batch)); !slices.Equal(out["counts"], want) {
+				s.Fatalf("counts are %v, not %v", out["counts"], want)
+			}
+		})
+	})
+}
+
+func caseRouterLossGrad(s *suite) {
+	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
+		for i, factors := range [][2]float64{{0.25, 0}, {0, 0.125}, {0.0625, 0.5}} {
+			s.sub(fmt.Sprint(factors), func(s *suite) {
+				const batch = 3
+				z, balance := factors[0], factors[1]
+				counts := &value{dtype: ir.F32, shape: []int{batch, r.Experts}, data: r.Counts(logits.data, batch)}
+				in := args{"dlogits": s.out(logits.shape[0], r.Experts), "logits": logits, "counts": counts}
+				if i == 0 {
+					in["counts"] = nil
+				}
+				at := attrs{"scores": routerAttrs(r)["scores"], "batch": batch, "z": z, "balance": balance}
+				out := s.run(call{op: ir.RouterLossGrad, attrs: at, args: in})
+				var want []float64
+				for row := range logits.shape[0] { // rows do not depend on each other
+					own := counts.data[row%batch*r.Experts:][:r.Experts]
+					want = append(want, naive.NumericGrad(func(x []float64) float64 { return r.Losses(x, own, z, balance) }, logits.data[row*r.Experts:][:r.Experts])...)
+				}
+				s.equal("dlogits", out["dlogits"], want, s.dtype)
+			})
+		}
 	})
 }
 

@@ -371,6 +371,16 @@ def _(c):
     c.values["experts"] = lambda: torch.stack([torch.randperm(c.sizes["e"])[: c.attributes["top"]] for _ in range(c.sizes["r"])])
 
 
+@rule("expert_counts", "router_loss_grad")
+def _(c):
+    c.sizes["e"] = c.draw.choice([4, 6, 12])
+    if c.op.name == "expert_counts":
+        return
+    pick(c, scores=[0, 1, 2], z=[0, 0.25], balance=[0, 0.125])
+    shape = (c.attributes["batch"], c.sizes["e"])
+    c.values["counts"] = lambda: torch.randint(0, 50, shape).float()
+
+
 @rule("permute", "permute_grad", "unpermute", "unpermute_grad")
 def _(c):
     c.values["places"] = lambda: torch.randperm(c.sizes["r"] * c.attributes["top"])

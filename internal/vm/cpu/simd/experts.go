@@ -3,6 +3,7 @@ package simd
 import (
 	"fmt"
 	"math"
+	"sync"
 )
 
 // Router is how Route turns logits into scores, choices and weights. Its fields are those of the opcode.
@@ -215,6 +216,91 @@ func (c *choice) rowGrad(dlogits, dweights, logits []float32, experts []int32) {
 		default:
 			dlogits[e] = float32(s * (grad(k) - total))
 		}
+	}
+}
+
+// CountExperts adds to counts, [sequences, experts], for each row the experts with the highest logits. Row r belongs to sequence r
+// modulo the number of sequences.
+func CountExperts(p *Pool, counts []float32, logits Mat, top, experts, rows int) {
+	var mu sync.Mutex
+	p.Split(rows, rowGrain(2*top*experts), func(lo, hi int) {
+		own, keys, buf := make([]float32, len(counts)), make([]float64, experts), make([]float32, experts)
+		for i := lo; i < hi; i++ {
+			for e, x := range logits.row(i, experts, buf) {
+				keys[e] = float64(x)
+			}
+			of := own[i%(len(counts)/experts)*experts:]
+			for range top {
+				e := largest(keys)
+				of[e]++
+				keys[e] = math.NaN() // counted
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i, n := range own { // whole numbers, so the order does not matter
+			counts[i] += n
+		}
+	})
+}
+
+// RouterLoss is the gradient of a router's losses. Its fields are those of the opcode.
+type RouterLoss struct {
+	Experts    int
+	Sigmoid    bool // probabilities are sigmoids divided by their sum, not a softmax
+	Z, Balance float64
+	Counts     []float32 // [sequences, Experts], or empty
+}
+
+// Grad computes the gradients of the logits.
+func (l *RouterLoss) Grad(p *Pool, dlogits, logits Mat, rows int) {
+	p.Split(rows, rowGrain(16*l.Experts), func(lo, hi int) {
+		scores, buf, out := make([]float64, l.Experts), make([]float32, l.Experts), make([]float32, l.Experts)
+		for i := lo; i < hi; i++ {
+			row := dlogits.target(i, l.Experts, out)
+			var counts []float32
+			if n := len(l.Counts) / l.Experts; n > 0 {
+				counts = l.Counts[i%n*l.Experts:][:l.Experts]
+			}
+			l.row(row, logits.row(i, l.Experts, buf), counts, scores)
+			dlogits.done(i, row)
+		}
+	})
+}
+
+func (l *RouterLoss) row(dlogits, logits, counts []float32, scores []float64) {
+	most, sum := math.Inf(-1), 0.0
+	for _, x := range logits {
+		most = max(most, float64(x))
+	}
+	for e, x := range logits {
+		scores[e] = math.Exp(float64(x) - most)
+		sum += scores[e]
+	}
+	z := l.Z * (most + math.Log(sum)) / sum
+	for e, s := range scores {
+		dlogits[e] = float32(z * s)
+	}
+	if len(counts) == 0 {
+		return
+	}
+	if l.Sigmoid {
+		sum = 0
+		for e, x := range logits {
+			scores[e] = 1 / (1 + math.Exp(-float64(x)))
+			sum += scores[e]
+		}
+	}
+	mean := 0.0
+	for e, s := range scores {
+		mean += s / sum * float64(counts[e])
+	}
+	for e, s := range scores {
+		d := l.Balance * s / sum * (float64(counts[e]) - mean)
+		if l.Sigmoid {
+			d *= 1 - s
+		}
+		dlogits[e] += float32(d)
 	}
 }
 

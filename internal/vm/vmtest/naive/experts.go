@@ -108,6 +108,40 @@ func (r Router) Weights(logits []float64, experts []int) []float64 {
 	return weights
 }
 
+// Counts returns, for each of a batch's sequences, how many of its rows have an expert among those with the highest logits. Row r is one of
+// sequence r modulo batch.
+func (r Router) Counts(logits []float64, batch int) []float64 {
+	counts := make([]float64, batch*r.Experts)
+	for i, e := range (Router{Experts: r.Experts, Top: r.Top}).Choose(logits) {
+		counts[i/r.Top%batch*r.Experts+e]++
+	}
+	return counts
+}
+
+// Losses returns z/2 times the sum over rows of the square of the logarithm of the sum of exponentials, plus balance times the sum over rows
+// of counts times probabilities.
+func (r Router) Losses(logits, counts []float64, z, balance float64) (loss float64) {
+	for row := range len(logits) / r.Experts {
+		own := logits[row*r.Experts:][:r.Experts]
+		lse := logOfSumOfExp(own)
+		loss += z / 2 * lse * lse
+		if balance == 0 {
+			continue
+		}
+		probabilities, sum := r.scores(own), 0.0
+		if r.Scores == "chosen" {
+			probabilities = Router{Experts: r.Experts, Scores: "softmax"}.scores(own)
+		}
+		for _, p := range probabilities {
+			sum += p
+		}
+		for e, p := range probabilities {
+			loss += balance * counts[row%(len(counts)/r.Experts)*r.Experts+e] * p / sum
+		}
+	}
+	return loss
+}
+
 // Places returns where the rows of each choice are once all rows are in the order of experts, and where the rows of each expert end.
 func Places(experts []int, count int) (places, ends []int) {
 	places = make([]int, len(experts))

@@ -36,18 +36,20 @@ type Config struct {
 	Mixers  []string `json:"mixers"` // attention | gated_delta | none for each layer, repeated cyclically; empty: attention for all layers
 	Vocab   int      `json:"vocab"`
 
-	MLPs         []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts
-	Experts      int      `json:"num_experts"`
-	TopExperts   int      `json:"num_experts_per_tok"`
-	ExpertFFN    int      `json:"moe_intermediate_size"`
-	SharedFFN    int      `json:"shared_expert_intermediate_size"`
-	SharedGate   bool     `json:"shared_expert_gate"`
-	Scoring      string   `json:"scoring_func"` // softmax | sigmoid | softmax_topk
-	NormTop      bool     `json:"norm_topk_prob"`
-	RoutedScale  float64  `json:"routed_scaling_factor"`
-	Correction   bool     `json:"e_score_correction_bias"`
-	ExpertGroups int      `json:"n_group"`
-	TopGroups    int      `json:"topk_group"`
+	MLPs          []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts
+	Experts       int      `json:"num_experts"`
+	TopExperts    int      `json:"num_experts_per_tok"`
+	ExpertFFN     int      `json:"moe_intermediate_size"`
+	SharedFFN     int      `json:"shared_expert_intermediate_size"`
+	SharedGate    bool     `json:"shared_expert_gate"`
+	Scoring       string   `json:"scoring_func"` // softmax | sigmoid | softmax_topk
+	NormTop       bool     `json:"norm_topk_prob"`
+	RoutedScale   float64  `json:"routed_scaling_factor"`
+	Correction    bool     `json:"e_score_correction_bias"`
+	ExpertGroups  int      `json:"n_group"`
+	TopGroups     int      `json:"topk_group"`
+	RouterZLoss   float64  `json:"router_z_loss_coef"`
+	RouterAuxLoss float64  `json:"router_aux_loss_coef"`
 
 	LinearKeyHeads   int `json:"linear_num_key_heads"`
 	LinearValueHeads int `json:"linear_num_value_heads"`

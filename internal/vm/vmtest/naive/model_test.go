@@ -313,3 +313,20 @@ func TestMistakesPanic(t *testing.T) {
 		})
 	}
 }
+
+// The gradient of the losses of a router is the numerical one.
+func TestRouterLosses(t *testing.T) {
+	for _, scoring := range []string{"softmax", "sigmoid", "softmax_topk"} {
+		m := &model{cfg: Config{Experts: 5, TopExperts: 2, Scoring: scoring, RouterZLoss: 0.3, RouterAuxLoss: 0.7}, batch: 2, inputs: make([]int32, 6)}
+		logits := make([]float64, 30)
+		for i := range logits {
+			logits[i] = math.Sin(float64(7 * i))
+		}
+		want := NumericGrad(m.routerLosses, logits)
+		for i, got := range m.routerLossGrad(logits) {
+			if math.Abs(got-want[i]) > 1e-8 {
+				t.Errorf("%s: gradient %d is %g, not %g", scoring, i, got, want[i])
+			}
+		}
+	}
+}

@@ -2,6 +2,7 @@ package naive
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -232,11 +233,48 @@ func (m *model) sparseGrad(l int, t *tape, dy []float64) (dx []float64) {
 			addTo(dx[i/r.Top*h:][:h], back[n*h:][:h])
 		}
 	}
-	addTo(dx, m.linearGrad(x, r.weightsGrad(s.logits, s.experts, dweights), in+"router.w", in+"router.b"))
+	dlogits := r.weightsGrad(s.logits, s.experts, dweights)
+	addTo(dlogits, m.routerLossGrad(s.logits))
+	addTo(dx, m.linearGrad(x, dlogits, in+"router.w", in+"router.b"))
 	if cfg.SharedFFN > 0 {
 		addTo(dx, m.sharedExpertGrad(in, x, dy, s))
 	}
 	return dx
+}
+
+// routerLosses returns the losses of a layer's router: RouterZLoss times the mean of the squares of the logarithms of the sums of
+// exponentials and, as a mean over sequences, RouterAuxLoss times the sum over experts of f P: P is an expert's mean probability, and f the
+// number of tokens that have it among the most probable ones, divided by the number if all experts had equally many.
+func (m *model) routerLosses(logits []float64) float64 {
+	cfg, r, rows := &m.cfg, m.cfg.router(), float64(len(m.inputs))
+	balance := cfg.RouterAuxLoss * float64(r.Experts) / (float64(r.Top) * rows / float64(m.batch)) / rows
+	return r.Losses(logits, r.Counts(logits, m.batch), 2*cfg.RouterZLoss/rows, balance)
+}
+
+// routerLossGrad returns the gradient of routerLosses with respect to the logits. The counts are constants.
+func (m *model) routerLossGrad(logits []float64) []float64 {
+	cfg, r, rows := &m.cfg, m.cfg.router(), float64(len(m.inputs))
+	d, counts := make([]float64, len(logits)), r.Counts(logits, m.batch)
+	if r.Scores == "chosen" {
+		r.Scores = "softmax"
+	}
+	for row := range len(m.inputs) {
+		own, out := logits[row*r.Experts:][:r.Experts], d[row*r.Experts:][:r.Experts]
+		lse, mean, sum := logOfSumOfExp(own), 0.0, 0.0
+		scores, used := r.scores(own), counts[row%m.batch*r.Experts:][:r.Experts]
+		for e, s := range scores {
+			sum, mean = sum+s, mean+s*used[e]
+		}
+		for e, s := range scores {
+			slope := s
+			if r.Scores == "sigmoid" {
+				slope *= 1 - s
+			}
+			f := (used[e] - mean/sum) * float64(r.Experts) / (float64(r.Top) * rows / float64(m.batch))
+			out[e] = (2*cfg.RouterZLoss*lse*math.Exp(own[e]-lse) + cfg.RouterAuxLoss*f*slope/sum) / rows
+		}
+	}
+	return d
 }
 
 // weightsGrad returns the gradient of Weights with respect to the logits.

@@ -58,6 +58,28 @@ def route_grad(
     store(dlogits, vjp(lambda x: _weights(x, chosen, scores, renormalize, eps, scale), [logits], dy)[0])
 
 
+@opcode
+def expert_counts(counts: Tensor, logits: Tensor, *, top: int, batch: int, accumulate: bool) -> None:
+    chosen = logits.sort(dim=1, descending=True, stable=True).indices[:, :top]
+    hits = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, chosen, 1)
+    store(counts, hits.view(-1, *counts.shape).sum(0), accumulate)
+
+
+@opcode
+def router_loss_grad(
+    dlogits: Tensor, logits: Tensor, counts: Tensor | None, *, scores: int, batch: int, z: float, balance: float
+) -> None:
+    def losses(x: Tensor) -> Tensor:
+        loss = z / 2 * x.logsumexp(1).square().sum()
+        if counts is not None:
+            p = x.sigmoid() if scores == 1 else x.softmax(1)
+            p = p / p.sum(1, keepdim=True)
+            loss = loss + balance * (p.view(-1, *counts.shape) * counts).sum()
+        return loss
+
+    store(dlogits, vjp(losses, [logits], torch.ones((), device=logits.device))[0])
+
+
 def _ordered_sum(rows: Tensor) -> Tensor:
     """Sums over the second dimension, in its order."""
     total = rows[:, 0]
