@@ -37,6 +37,9 @@ ODD = dict(SMALL, hidden_size=12, intermediate_size=13, num_hidden_layers=3, voc
 FULL, SLIDING = "full_attention", "sliding_attention"
 GROWN = dict(YARN, llama_4_scaling_beta=0.4, original_max_position_embeddings=5)
 
+LINEARS = dict(SMALL, rms_norm_eps=0.02, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=12, linear_conv_kernel_dim=3)
+GATED = "linear_attention"
+
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
 # Name, class, config, type of the stored weights, bytes of a shard. The index of a row is its seed, so add rows at the end. There is no
@@ -148,6 +151,14 @@ MODELS = [
     ("gpt-oss-window", hub.GptOssConfig, dict(SMALL, head_dim=10, num_local_experts=4, num_experts_per_tok=1, sliding_window=7, layer_types=[SLIDING] * 2), "bfloat16", None),
     ("gpt-oss-mxfp4", hub.GptOssConfig, dict(SMALL, hidden_size=64, intermediate_size=32, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=5,
                                             rope_parameters=dict(YARN, truncate=False)), "bfloat16", None),
+    ("qwen3-next", hub.Qwen3NextConfig, dict(LINEARS, head_dim=8, num_hidden_layers=4, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, shared_expert_intermediate_size=9,
+                                            full_attention_interval=2), "bfloat16", None),
+    ("qwen3-next-types", hub.Qwen3NextConfig, dict(LINEARS, head_dim=16, num_hidden_layers=3, linear_num_value_heads=6, linear_conv_kernel_dim=4, num_experts=4,
+                                                  num_experts_per_tok=3, moe_intermediate_size=6, shared_expert_intermediate_size=5, norm_topk_prob=False, mlp_only_layers=[1],
+                                                  layer_types=[GATED, FULL, GATED], tie_word_embeddings=True, partial_rotary_factor=1.0), "float32", None),
+    ("qwen3.5", hub.Qwen3_5TextConfig, dict(LINEARS, head_dim=16, num_hidden_layers=3, layer_types=[FULL, GATED, GATED]), "float32", None),
+    ("qwen3.5-moe", hub.Qwen3_5MoeTextConfig, dict(LINEARS, head_dim=8, num_hidden_layers=4, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7,
+                                                  shared_expert_intermediate_size=9), "bfloat16", None),
 ]
 
 
@@ -226,6 +237,8 @@ def main(out, *names):
         randomise(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=not name.endswith("fused"), **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)
+        if name == "qwen3-next":  # as in published folders, which have tensors for multi-token prediction
+            save_file(load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.randn(8, 16).bfloat16()}, folder / "model.safetensors", {"format": "pt"})
         (folder / "expected.json").write_text(json.dumps((packed if name.endswith("mxfp4") else expected)(folder)) + "\n")
         print(name)
 

@@ -133,7 +133,7 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 	if err != nil {
 		return err
 	}
-	list, err := names.layout(OfAdapter(tensors, true))
+	list, err := names.layout(OfAdapter(tensors, true), m.heads)
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 		}
 	}()
 	w := &Weights{folder: folder, places: map[string][]location{}, order: m.pairing(false)}
-	if w.stored, err = names.layout(OfAdapter(tensors, true)); err != nil {
+	if w.stored, err = names.layout(OfAdapter(tensors, true), m.heads); err != nil {
 		return nil, err
 	}
 	known := map[string]bool{}

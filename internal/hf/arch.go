@@ -40,6 +40,8 @@ const (
 	ministral3 = "ministral3"
 	hunyuan    = "hunyuan_v1_dense"
 	glmMoE     = "glm4_moe"
+	qwenNext   = "qwen3_next"
+	qwen35MoE  = "qwen3_5_moe_text"
 )
 
 var architectures = []architecture{
@@ -60,6 +62,11 @@ var architectures = []architecture{
 	{modelType: hunyuan, class: "HunYuanDenseV1ForCausalLM", family: hunyuan, keys: hunyuanKeys, theta: usualTheta, read: (*Model).hunyuan, names: hunyuanNames},
 	{modelType: "ernie4_5", class: "Ernie4_5ForCausalLM", family: "ernie4_5", keys: ernieKeys, theta: 500000, read: (*Model).llama, names: ernieNames},
 	{modelType: "qwen3_moe", class: "Qwen3MoeForCausalLM", family: "qwen3_moe", keys: qwenMoEKeys, theta: usualTheta, read: (*Model).qwenMoE, names: qwenMoENames},
+	{modelType: qwenNext, class: "Qwen3NextForCausalLM", family: qwenNext, keys: qwenNextKeys, theta: usualTheta, partial: true, read: (*Model).qwenNext, names: qwenNextNames},
+	{modelType: "qwen3_5_text", class: "Qwen3_5ForCausalLM", family: qwenNext, keys: qwen35Keys, theta: usualTheta, partial: true, read: (*Model).qwen35, names: qwen35Names,
+		outer: "qwen3_5", outerKeys: qwen35VisionKeys},
+	{modelType: qwen35MoE, class: "Qwen3_5MoeForCausalLM", family: qwenNext, keys: qwen35MoEKeys, theta: usualTheta, partial: true, read: (*Model).qwen35MoE, names: qwen35Names,
+		outer: "qwen3_5_moe", outerKeys: qwen35VisionKeys},
 	{modelType: "mixtral", class: "MixtralForCausalLM", family: "mixtral", keys: mixtralKeys, theta: 1e6, read: (*Model).mixtral, names: mixtralNames},
 	{modelType: glmMoE, class: "Glm4MoeForCausalLM", family: glmMoE, keys: glmMoEKeys, theta: usualTheta, partial: true, read: (*Model).glmMoE, names: glmMoENames},
 	{modelType: "gpt_oss", class: "GptOssForCausalLM", family: "gpt_oss", keys: ossKeys, theta: 150000, read: (*Model).gptOss, names: ossNames},
@@ -75,6 +82,7 @@ var architectures = []architecture{
 const (
 	fullAttention    = "full_attention"
 	slidingAttention = "sliding_attention"
+	linearAttention  = "linear_attention"
 )
 
 // decoder reads the keys that all architectures except GPT-2 share. transformers rounds hidden_size /
@@ -411,6 +419,11 @@ func (m *Model) qwenMoE(c *config) {
 		m.setCount("window", c.count("sliding_window"), "sliding_window")
 	}
 	c.skip("sliding_window")
+	m.sparseLayers(c)
+}
+
+// sparseLayers reads the experts of a Qwen model, and which layers have them.
+func (m *Model) sparseLayers(c *config) {
 	m.sparse(c, "num_experts", "moe_intermediate_size")
 	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
 	if step := c.count("decoder_sparse_step"); step != 1 {
@@ -424,6 +437,77 @@ func (m *Model) qwenMoE(c *config) {
 		layers = append(layers, strconv.FormatInt(layer, 10))
 	}
 	m.setList("mlp_only_layers", layers, "mlp_only_layers")
+}
+
+// qwen35 reads what the configs of Qwen3-Next and Qwen3.5 have in common. In text, the positions of all sections of mrope are equal.
+func (m *Model) qwen35(c *config) {
+	if name := "partial_rotary_factor"; !c.present(name) {
+		c.members[name] = json.RawMessage("0.25")
+	}
+	m.llama(c)
+	m.wholeHeads()
+	p := m.rotation(c)
+	p.skip("mrope_section")
+	p.skip("mrope_interleaved")
+	every, from := int64(4), "full_attention_interval"
+	if c.has("layer_types") {
+		c.skip(from)
+		from = "layer_types"
+	} else if c.present(from) {
+		every = max(1, c.count(from))
+	}
+	var words []string
+	for i := range layersOf(c) {
+		words = append(words, map[bool]string{true: "full", false: lang.MixerGatedDelta}[(i+1)%every == 0])
+	}
+	if c.has("layer_types") {
+		words = m.linearTypes(c)
+	}
+	m.setList("layer_types", period(words), from)
+	for _, name := range []string{"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"} {
+		if n := c.count(name); slices.Contains(words, lang.MixerGatedDelta) {
+			m.setCount(name, n, name)
+		}
+	}
+}
+
+// linearTypes returns layer_types of a model with linear attention in words of the language.
+func (m *Model) linearTypes(c *config) (words []string) {
+	types := c.words("layer_types")
+	if layers := m.value("layers"); *c.err == nil && strconv.Itoa(len(types)) != layers {
+		c.failf("layer_types", "has %d entries for %s layers", len(types), layers)
+	}
+	for _, t := range types {
+		word, ok := map[string]string{fullAttention: "full", linearAttention: lang.MixerGatedDelta}[t]
+		if !ok {
+			c.failf("layer_types", "has %q, which is not supported; use %s or %s", t, fullAttention, linearAttention)
+		}
+		words = append(words, word)
+	}
+	return words
+}
+
+// qwenNext reads the config of Qwen3-Next.
+func (m *Model) qwenNext(c *config) {
+	m.qwen35(c)
+	m.sparseLayers(c)
+	m.sharedExpert(c)
+}
+
+// qwen35MoE reads the config of Qwen3.5 with experts in every layer.
+func (m *Model) qwen35MoE(c *config) {
+	const dense = "intermediate_size" // of no layer
+	c.members[dense] = json.RawMessage(strconv.FormatInt(c.count("moe_intermediate_size"), 10))
+	m.qwen35(c)
+	m.sparse(c, "num_experts", "moe_intermediate_size")
+	m.set("norm_topk_prob", "true", "model_type")
+	m.sharedExpert(c)
+}
+
+// sharedExpert reads the width of an expert that all tokens use, which has a gate.
+func (m *Model) sharedExpert(c *config) {
+	m.setCount("shared_expert_intermediate_size", c.count("shared_expert_intermediate_size"), "shared_expert_intermediate_size")
+	m.set("shared_expert_gate", "true", "model_type")
 }
 
 // mixtral reads the config of Mixtral, in which every layer has experts.

@@ -96,7 +96,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	} {
 		c[key] = v
 	}
-	if a.names.fused != nil && rowOf(a.keys, "moe_intermediate_size") == nil {
+	if a.names.fused != nil && rowOf(a.keys, "moe_intermediate_size") == nil && m.Experts > 0 {
 		c["intermediate_size"] = m.ExpertFFN
 	}
 	dense := denseLayers(&l)
@@ -106,7 +106,10 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"embedding_multiplier": m.EmbedScale, "residual_multiplier": 1.0, "attention_multiplier": m.AttnScale, "logits_scaling": 1 / m.LogitScale,
 		"use_bias":    len(m.Bias) > 0,
 		"num_experts": m.Experts, "num_local_experts": m.Experts, "n_routed_experts": m.Experts, "num_experts_per_tok": m.TopExperts,
-		"moe_intermediate_size": m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
+		"linear_num_key_heads": max(1, m.LinearKeyHeads), "linear_num_value_heads": max(1, m.LinearValueHeads),
+		"linear_key_head_dim": max(1, m.LinearKeyDim), "linear_value_head_dim": max(1, m.LinearValueDim), "linear_conv_kernel_dim": max(1, m.LinearConv),
+		"shared_expert_intermediate_size": m.SharedFFN,
+		"moe_intermediate_size":           m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
 		"n_group": max(1, m.ExpertGroups), "topk_group": max(1, m.TopGroups), "use_qk_norm": m.QKNorm == lang.QKNormHead, "num_mtp_layers": 0,
 		"n_shared_experts": m.SharedFFN / max(1, m.ExpertFFN), "first_k_dense_replace": len(dense), "mlp_only_layers": dense,
 		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
@@ -196,7 +199,10 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	var types []string
 	for layer := range m.Layers {
 		kind := fullAttention
-		if m.WindowOf(layer) > 0 {
+		switch {
+		case m.FormOf(layer).Mixer == lang.MixerGatedDelta:
+			kind = linearAttention
+		case m.WindowOf(layer) > 0:
 			kind = slidingAttention
 		}
 		types = append(types, kind)
@@ -207,7 +213,7 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	}
 	if rowOf(a.keys, "layer_types") != nil {
 		c["layer_types"] = types
-		if window == 0 && !switched && (a.modelType != exaone4 || m.Positions == lang.PositionsNone) {
+		if window == 0 && row != nil && !switched && (a.modelType != exaone4 || m.Positions == lang.PositionsNone) {
 			c["sliding_window"] = row.value // applies to no layer
 		}
 	}
@@ -223,7 +229,7 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		c["no_rope_layers"] = rotated
 	}
 	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
-	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE { // other classes ignore it
+	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE || a.family == qwenNext { // other classes ignore it
 		p["partial_rotary_factor"] = m.RopePartial
 	}
 	if slices.Contains(a.scalings(), m.RopeScaling) {

@@ -77,7 +77,7 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 
 // newSources returns the tensors to write for a model that did not come from a folder.
 func (e *Export) newSources(ctx context.Context) (list []safetensors.Source, done func() error, err error) {
-	all, err := e.From.arch.names.layout(e.Tensors)
+	all, err := e.From.arch.names.layout(e.Tensors, e.From.heads)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -147,7 +147,7 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 func (e *Export) written(w *Weights) (map[string]*stored, error) {
 	rename, list, index := e.From.names(w.folder), w.stored, map[string]*stored{}
 	if e.From.format == &mxfp4 {
-		plain, err := e.From.arch.names.layout(e.Tensors)
+		plain, err := e.From.arch.names.layout(e.Tensors, e.From.heads)
 		if err != nil {
 			return nil, err
 		}
@@ -218,7 +218,7 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	values := make([]float32, count*cols)
 	var err error
 	if p.transposed {
-		err = from.Read(p.Name, p.first, low-p.row, cols, count, values)
+		err = from.Read(p.Name, p.first, p.left+low-p.row, cols, count, values)
 	} else {
 		err = from.Read(p.Name, p.first+low-p.row, 0, count, cols, values)
 	}

@@ -11,7 +11,7 @@ import (
 func (m *Model) Stored(tensors []ir.Tensor) (list []safetensors.Info, err error) {
 	names := m.arch.names
 	names.tensors = merged(names.tensors, names.fused) // as in the memory of transformers
-	all, err := names.layout(tensors)
+	all, err := names.layout(tensors, nil)
 	for _, s := range all {
 		if rest, ok := strings.CutPrefix(s.name, m.arch.names.prefix); ok && m.outer {
 			s.name = m.arch.names.prefix + inWhole + rest

@@ -260,6 +260,12 @@ func (m *Model) value(name string) string {
 	return ""
 }
 
+// heads returns the value of a key with a number of heads.
+func (m *Model) heads(key string) int64 {
+	n, _ := strconv.ParseInt(m.value(key), 10, 64)
+	return max(1, n)
+}
+
 func (m *Model) notice(format string, args ...any) {
 	m.Notices = append(m.Notices, fmt.Sprintf(format, args...))
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -128,17 +129,21 @@ func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *trai
 // adamW is the optimizer of hub_models.py.
 const adamW = "train.optimizer=adamw(lr = 2e-3, betas = [0.9, 0.95], eps = 1e-4, weight_decay = 0)"
 
+// linearFixtures lists the models with linear attention.
+var linearFixtures = []string{"qwen3-next", "qwen3-next-types", "qwen3.5", "qwen3.5-moe"}
+
 var schedules = []struct {
-	name  string
-	ranks int
-	set   []string
+	name   string
+	ranks  int
+	tokens bool // ranks divide the tokens of a subsequence, which linear attention does not allow
+	set    []string
 }{
-	{"plain", 1, []string{"schedule.subsequences=1", "schedule.offload=none"}},
-	{"pp2", 2, []string{"schedule.pp=2", "schedule.sp=1", "schedule.subsequences=3", "schedule.offload=full"}},
-	{"sp2", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=megatron"}},
-	{"ulysses", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ulysses", "schedule.zero=3"}},
-	{"ring", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ring", "schedule.align=4", "schedule.subsequences=2"}},
-	{"sp2-pp2-mux", 4, []string{"schedule.sp=2", "schedule.pp=2", "schedule.mux=left", "schedule.subsequences=4"}},
+	{"plain", 1, false, []string{"schedule.subsequences=1", "schedule.offload=none"}},
+	{"pp2", 2, false, []string{"schedule.pp=2", "schedule.sp=1", "schedule.subsequences=3", "schedule.offload=full"}},
+	{"sp2", 2, false, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=megatron"}},
+	{"ulysses", 2, false, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ulysses", "schedule.zero=3"}},
+	{"ring", 2, true, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ring", "schedule.align=4", "schedule.subsequences=2"}},
+	{"sp2-pp2-mux", 4, true, []string{"schedule.sp=2", "schedule.pp=2", "schedule.mux=left", "schedule.subsequences=4"}},
 }
 
 // The loss and the norm of the gradient equal those of transformers, however the model is divided.
@@ -147,6 +152,9 @@ func TestModelsAgree(t *testing.T) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			e := readExpected(t, dir)
 			for _, s := range schedules {
+				if s.tokens && slices.Contains(linearFixtures, filepath.Base(dir)) {
+					continue
+				}
 				program := compile(t, dir, s.ranks, e, append(s.set, "model.dtype=f32", adamW, "train.lr_schedule=constant", "train.warmup=0", "train.steps=20")...)
 				job := open(t, dir, program, e)
 				result, err := job.Step(t.Context())

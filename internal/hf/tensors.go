@@ -18,6 +18,7 @@ type naming struct {
 
 	neighbours bool             // rotated pairs are neighbours: see pairing
 	further    bool             // folders may have further layers, for multi-token prediction
+	others     string           // prefix of further tensors that folders may have, for multi-token prediction; empty: none
 	fused      map[string]place // instead, where all matrices of a layer's experts are one tensor
 	packed     map[string]place // instead, where these are in MXFP4
 }
@@ -30,6 +31,7 @@ const (
 	transposed          // as in nn.Linear: [out, in], where ours is [in, out]
 	alternating         // its columns alternate with those of another of our tensors, which it follows if it is the second
 	alternatingRows     // the same, transposed
+	stacked             // as in nn.Conv1d with a group for each row: [rows, 1, columns]. In a fused tensor, rows follow those of others
 )
 
 // place is where one of our tensors is stored. In a fused tensor, it follows the tensors
@@ -39,6 +41,7 @@ type place struct {
 	name  string // * stands for the number of a layer, # for the number of an expert
 	how   how
 	after []string // our tensors that precede it, in the same layer
+	heads string   // the key with a number of heads, if each head of a fused tensor has a part of each of ours; empty: no
 }
 
 const layerMark, expertMark = "*", "#"
@@ -46,8 +49,15 @@ const layerMark, expertMark = "*", "#"
 // packedSuffix follows the name of a matrix in MXFP4 in that of its values.
 const packedSuffix = "_blocks"
 
-func linear(name string, after ...string) place { return place{name, transposed, after} }
-func plain(name string, after ...string) place  { return place{name, same, after} }
+func linear(name string, after ...string) place {
+	return place{name: name, how: transposed, after: after}
+}
+func plain(name string, after ...string) place { return place{name: name, after: after} }
+
+// ofHeads returns the place of a tensor in a fused one, of which each of some heads has a part.
+func ofHeads(heads, name string, after ...string) place {
+	return place{name: name, how: transposed, after: after, heads: heads}
+}
 
 // merged merges tables of places. Later tables override earlier ones, and a place without a name deletes an
 // entry.
@@ -130,23 +140,63 @@ var fusedExperts = map[string]place{
 	routerName:             linear("model.layers.*.mlp.gate.weight"),
 }
 
+// gatedPlaces are those of Qwen3-Next that Qwen3.5 has, too: queries and gates of attention are one tensor, head by head, and so are the
+// weights of convolutions.
+var gatedPlaces = map[string]place{
+	"layer.wq": ofHeads("heads", "model.layers.*.self_attn.q_proj.weight"), "layer.wg": ofHeads("heads", "model.layers.*.self_attn.q_proj.weight", "layer.wq"),
+	"layer.linear.conv_q":     {name: "model.layers.*.linear_attn.conv1d.weight", how: stacked},
+	"layer.linear.conv_k":     {name: "model.layers.*.linear_attn.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_q"}},
+	"layer.linear.conv_v":     {name: "model.layers.*.linear_attn.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_q", "layer.linear.conv_k"}},
+	"layer.linear.rate":       plain("model.layers.*.linear_attn.A_log"),
+	"layer.linear.b_dt":       plain("model.layers.*.linear_attn.dt_bias"),
+	"layer.linear.norm.gamma": plain("model.layers.*.linear_attn.norm.weight"),
+	"layer.linear.wo":         linear("model.layers.*.linear_attn.out_proj.weight"),
+
+	"layer.shared.w_gate":   linear("model.layers.*.mlp.shared_expert.gate_proj.weight"),
+	"layer.shared.w_up":     linear("model.layers.*.mlp.shared_expert.up_proj.weight"),
+	"layer.shared.w_down":   linear("model.layers.*.mlp.shared_expert.down_proj.weight"),
+	"layer.shared.router.w": linear("model.layers.*.mlp.shared_expert_gate.weight"),
+}
+
+var (
+	qwenNextPlaces = merged(gatedPlaces, map[string]place{
+		"layer.linear.wq": ofHeads(linearHeads, "model.layers.*.linear_attn.in_proj_qkvz.weight"),
+		"layer.linear.wk": ofHeads(linearHeads, "model.layers.*.linear_attn.in_proj_qkvz.weight", "layer.linear.wq"),
+		"layer.linear.wv": ofHeads(linearHeads, "model.layers.*.linear_attn.in_proj_qkvz.weight", "layer.linear.wq", "layer.linear.wk"),
+		"layer.linear.wz": ofHeads(linearHeads, "model.layers.*.linear_attn.in_proj_qkvz.weight", "layer.linear.wq", "layer.linear.wk", "layer.linear.wv"),
+		"layer.linear.wb": ofHeads(linearHeads, "model.layers.*.linear_attn.in_proj_ba.weight"),
+		"layer.linear.wa": ofHeads(linearHeads, "model.layers.*.linear_attn.in_proj_ba.weight", "layer.linear.wb"),
+	})
+	qwen35Places = merged(gatedPlaces, map[string]place{
+		"layer.linear.wq": linear("model.layers.*.linear_attn.in_proj_qkv.weight"),
+		"layer.linear.wk": linear("model.layers.*.linear_attn.in_proj_qkv.weight", "layer.linear.wq"),
+		"layer.linear.wv": linear("model.layers.*.linear_attn.in_proj_qkv.weight", "layer.linear.wq", "layer.linear.wk"),
+		"layer.linear.wz": linear("model.layers.*.linear_attn.in_proj_z.weight"),
+		"layer.linear.wb": linear("model.layers.*.linear_attn.in_proj_b.weight"),
+		"layer.linear.wa": linear("model.layers.*.linear_attn.in_proj_a.weight"),
+	})
+)
+
+// linearHeads is the key with the number of heads by which Qwen3-Next fuses the linear maps of linear attention.
+const linearHeads = "linear_num_key_heads"
+
 var (
 	qwenExperts = expertPlaces("mlp", "gate_proj", "up_proj", "down_proj")
 	ossExperts  = map[string]place{
 		routerName:             linear("model.layers.*.mlp.router.weight"),
 		"layer.router.b":       plain("model.layers.*.mlp.router.bias"),
-		"layer.experts.w_gate": {"model.layers.*.mlp.experts.gate_up_proj", alternating, nil},
-		"layer.experts.w_up":   {"model.layers.*.mlp.experts.gate_up_proj", alternating, []string{"layer.experts.w_gate"}},
+		"layer.experts.w_gate": {name: "model.layers.*.mlp.experts.gate_up_proj", how: alternating},
+		"layer.experts.w_up":   {name: "model.layers.*.mlp.experts.gate_up_proj", how: alternating, after: []string{"layer.experts.w_gate"}},
 		"layer.experts.w_down": linear("model.layers.*.mlp.experts.down_proj"),
-		"layer.experts.b_gate": {"model.layers.*.mlp.experts.gate_up_proj_bias", alternating, nil},
-		"layer.experts.b_up":   {"model.layers.*.mlp.experts.gate_up_proj_bias", alternating, []string{"layer.experts.b_gate"}},
+		"layer.experts.b_gate": {name: "model.layers.*.mlp.experts.gate_up_proj_bias", how: alternating},
+		"layer.experts.b_up":   {name: "model.layers.*.mlp.experts.gate_up_proj_bias", how: alternating, after: []string{"layer.experts.b_gate"}},
 		"layer.experts.b_down": plain("model.layers.*.mlp.experts.down_proj_bias"),
 		"layer.sinks":          plain("model.layers.*.self_attn.sinks"),
 	}
 	// packedExperts are the places of gpt-oss as published. The matrices are the transposes of those in the memory of transformers.
 	packedExperts = map[string]place{
-		"layer.experts.w_gate": {"model.layers.*.mlp.experts.gate_up_proj" + packedSuffix, alternatingRows, nil},
-		"layer.experts.w_up":   {"model.layers.*.mlp.experts.gate_up_proj" + packedSuffix, alternatingRows, []string{"layer.experts.w_gate"}},
+		"layer.experts.w_gate": {name: "model.layers.*.mlp.experts.gate_up_proj" + packedSuffix, how: alternatingRows},
+		"layer.experts.w_up":   {name: "model.layers.*.mlp.experts.gate_up_proj" + packedSuffix, how: alternatingRows, after: []string{"layer.experts.w_gate"}},
 		"layer.experts.w_down": plain("model.layers.*.mlp.experts.down_proj" + packedSuffix),
 	}
 	mixtralExperts = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
@@ -171,6 +221,9 @@ var (
 	hunyuanNames = naming{tensors: merged(llamaPlaces, hunyuanPlaces), prefix: "model.", ignored: rotaryBuffers}
 	ernieNames   = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers, neighbours: true}
 	phiNames     = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
+
+	qwenNextNames = naming{tensors: merged(llamaPlaces, qwenExperts, qwenNextPlaces), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts, others: "mtp."}
+	qwen35Names   = naming{tensors: merged(llamaPlaces, qwenExperts, qwen35Places), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts, others: "mtp."}
 
 	qwenMoENames = naming{tensors: merged(llamaPlaces, qwenExperts), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts}
 	mixtralNames = naming{tensors: merged(llamaPlaces, mixtralExperts), prefix: "model.", ignored: rotaryBuffers, fused: merged(fusedExperts, map[string]place{
@@ -210,6 +263,7 @@ type part struct {
 	transposed bool
 	row, col   int64
 	step       int64 // from one of our columns to the next
+	left       int64 // first of our columns; only transposed tensors have several parts side by side
 }
 
 // stored is one of the architecture's tensors with the parts that make it up, in order. Rows are those of all its matrices
@@ -248,7 +302,8 @@ func product(shape []int64) int64 {
 
 // layout finds the places at which the architecture stores the tensors. The stored tensors are ordered by
 // the first of our tensors that each contains.
-func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
+// The function heads returns the value of a key with a number of heads.
+func (n *naming) layout(tensors []ir.Tensor, heads func(key string) int64) ([]*stored, error) {
 	index := map[string]*ir.Tensor{}
 	for i := range tensors {
 		index[tensors[i].Name] = &tensors[i]
@@ -268,7 +323,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 			if o == nil {
 				return nil, fmt.Errorf("%s contains %s after %s, which the model lacks", p.name, t.Name, joinName(other, layer))
 			}
-			before += across(o)
+			before += p.across(o)
 		}
 		matrices := int64(1)
 		if router := index[joinName(routerName, layer)]; router != nil && strings.HasPrefix(key, expertPrefix+"w") {
@@ -286,10 +341,24 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 				byName[name] = s
 				list = append(list, s)
 			}
+			if p.heads != "" {
+				s.addHeads(*t, heads(p.heads), before, n.fusedColumns(index, p.name, layer))
+				continue
+			}
 			s.add(*t, expert, matrices, p.how, before)
 		}
 	}
 	return stack(list), nil
+}
+
+// fusedColumns returns the number of columns of all our matrices of a layer that one tensor has.
+func (n *naming) fusedColumns(index map[string]*ir.Tensor, name, layer string) (all int64) {
+	for key, p := range n.tensors {
+		if t := index[joinName(key, layer)]; t != nil && p.name == name {
+			all += t.Shape[1]
+		}
+	}
+	return all
 }
 
 // stack replaces the matrices of experts that the architecture stores in one tensor by this tensor.
@@ -317,11 +386,20 @@ func stack(list []*stored) (out []*stored) {
 }
 
 // across returns the size of the side along which tensors are fused: columns of a matrix, elements of a vector.
-func across(t *ir.Tensor) int64 {
-	if isVector(t) {
+func (p *place) across(t *ir.Tensor) int64 {
+	if isVector(t) && p.how != transposed || p.how == stacked {
 		return t.Shape[0]
 	}
 	return t.Shape[1]
+}
+
+// addHeads appends one of our matrices, transposed, in a part for each head. In a head, it follows `at` columns of others, of `all`.
+func (s *stored) addHeads(t ir.Tensor, heads, at, all int64) {
+	width := t.Shape[1] / heads
+	s.shape = []int64{all, t.Shape[0]}
+	for head := range heads {
+		s.parts = append(s.parts, part{Tensor: t, shape: [2]int64{t.Shape[0], width}, left: head * width, transposed: true, row: (head*all + at) / heads, step: 1})
+	}
 }
 
 // add appends one of our tensors, or one of its matrices: a range of rows if it is transposed or a vector, otherwise a range of columns.
@@ -330,6 +408,8 @@ func (s *stored) add(t ir.Tensor, number, matrices int64, how how, at int64) {
 	p := part{Tensor: t, first: number * rows, shape: [2]int64{rows, t.Shape[1]}, transposed: turned, step: 1}
 	var shape []int64
 	switch {
+	case how == stacked:
+		p.row, shape = at, []int64{at + rows, 1, t.Shape[1]}
 	case isVector(&t) && !turned:
 		p.row, shape = at, []int64{at + rows}
 	case how == alternating:

@@ -50,7 +50,7 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 	}()
 	w := &Weights{folder: folder, places: map[string][]location{}, order: m.pairing(false)}
 	rename := m.names(folder)
-	if w.stored, err = m.arch.names.in(folder).layout(tensors); err != nil {
+	if w.stored, err = m.arch.names.in(folder).layout(tensors, m.heads); err != nil {
 		return nil, err
 	}
 	known := map[string]bool{}
@@ -173,7 +173,7 @@ func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) st
 			return fmt.Errorf("tensors %q and %q differ, although tie_word_embeddings = true", head, embed)
 		}
 	case m.outer && !strings.Contains(t.Name, inWhole):
-	case names.further && m.isFurther(t.Name):
+	case names.further && m.isFurther(t.Name), names.others != "" && strings.HasPrefix(t.Name, names.others):
 	default:
 		return fmt.Errorf("%s: the model has no tensor %q", t.File, t.Name)
 	}
@@ -257,6 +257,9 @@ func (w *Weights) read(tensor string, row, col, rows, cols int64, out []float32)
 	if len(at) == 0 {
 		return fmt.Errorf("internal: no weights of %s", tensor)
 	}
+	if n := at[0].part.shape[1]; len(at) > 1 && at[1].part.left > 0 {
+		return readBeside(at[col/n:(col+cols-1)/n+1], row, col, rows, cols, out)
+	}
 	each := at[0].part.shape[0]
 	for end := row + rows; row < end; {
 		l := at[row/each]
@@ -265,6 +268,22 @@ func (w *Weights) read(tensor string, row, col, rows, cols int64, out []float32)
 			return err
 		}
 		row, out = row+n, out[n*cols:]
+	}
+	return nil
+}
+
+// readBeside reads a block from parts that lie side by side.
+func readBeside(at []location, row, col, rows, cols int64, out []float32) error {
+	for i := range at {
+		p := at[i].part
+		first, end := max(col, p.left), min(col+cols, p.left+p.shape[1])
+		values := make([]float32, rows*(end-first))
+		if err := at[i].read(row, first-p.left, rows, end-first, values); err != nil {
+			return err
+		}
+		for r := range rows {
+			copy(out[r*cols+first-col:], values[r*(end-first):(r+1)*(end-first)])
+		}
 	}
 	return nil
 }
