@@ -39,6 +39,10 @@ CLASSES = {
     "gpt_oss": hub.GptOssConfig,
     "ministral": hub.MinistralConfig, "gpt2": hub.GPT2Config, "gemma3": hub.Gemma3Config, "mistral3": hub.Mistral3Config,
 }
+UNDRAWN = {  # they have fixtures
+    "qwen3_next": hub.Qwen3NextConfig, "qwen3_5_text": hub.Qwen3_5TextConfig, "qwen3_5_moe_text": hub.Qwen3_5MoeTextConfig, "qwen3_5": hub.Qwen3_5Config,
+    "qwen3_5_moe": hub.Qwen3_5MoeConfig,
+}
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 OUTER = {
     "gemma3": dict(mm_tokens_per_image=4, image_token_index=3, boi_token_index=4, eoi_token_index=5,
@@ -373,7 +377,7 @@ def keys():
 
     base = {f.name for f in dataclasses.fields(PreTrainedConfig)}
     return {name: {f.name: ["|".join(types(f.type)), f.default] for f in dataclasses.fields(cls) if f.name not in base}
-            for name, cls in CLASSES.items()} | {"": {name: ["", None] for name in base}}
+            for name, cls in (CLASSES | UNDRAWN).items()} | {"": {name: ["", None] for name in base}}
 
 
 def main():
