@@ -354,7 +354,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	if k >= len(path) {
 		return
 	}
-	layer, act := path[k], w.model.DType()
+	layer := path[k]
 	w.provide(t, layer)
 	way, needed := w.lendingWay(t, layer, slot)
 	for i := range w.layerOfModel(layer).Params {
@@ -366,9 +366,10 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 					w.aside(func() { w.gatherWeights(layer, 1<<i) })
 				}
 				p := w.paramsFor(stage, layer)[i]
-				w.toRank(borrower, p.view(p.weight, act))
+				w.toRank(borrower, p.view(p.weight, p.DType(w.model.DType())))
 			case borrower:
 				p := w.weights.borrowed[layer][i]
+				act := p.DType(w.model.DType())
 				p.weight = w.allocate(p.name+"."+t.Kind.String(), ir.Device, ir.Bytes(p.elements())*act.Bytes())
 				w.fromRank(lender, p.view(p.weight, act))
 			}

@@ -172,7 +172,7 @@ func (e *emitter) newParam(b *graph.Block, g *graph.Param, prefix string, shared
 	p.cut, p.zero, p.optimizer = e.plan.Slicing(g), e.plan.ZeroOf(b, g), e.plan.OptimizerOf(b, g)
 	p.sliced = e.plan.KeepsSlice(b, g)
 	p.tensor = e.tables.index[p.name]
-	n, act := ir.Bytes(p.elements()), e.model.DType()
+	n, act := ir.Bytes(p.elements()), g.DType(e.model.DType())
 	if shared != nil {
 		p.kept, p.weight, p.master = shared.kept, shared.weight, shared.master
 		return p
@@ -215,7 +215,7 @@ func (e *emitter) initialise(p *param) {
 		e.firstValues(p, p.stateView(b, ir.F32), e.stateRectangles(p, b, ir.F32))
 	})
 	if p.kept != p.master {
-		v := p.keptView(e.model.DType())
+		v := p.keptView(p.DType(e.model.DType()))
 		e.firstValues(p, v, e.keptRectangles(p, v))
 	}
 	for i, state := range p.optimizer.States {
@@ -227,8 +227,9 @@ func (e *emitter) initialise(p *param) {
 
 // initialiseFrozen sets the values of a parameter that is not trained, which has only one copy.
 func (e *emitter) initialiseFrozen(p *param) {
-	v := p.whole(p.kept, e.model.DType())
-	e.firstValues(p, p.keptView(e.model.DType()), e.keptRectangles(p, v))
+	act := p.DType(e.model.DType())
+	v := p.whole(p.kept, act)
+	e.firstValues(p, p.keptView(act), e.keptRectangles(p, v))
 	e.addState(p, ir.RoleWeight, e.keptRectangles(p, v))
 }
 

@@ -90,13 +90,13 @@ func (s *lowering) gatherWeights(layer int, reads plan.ParamSet) {
 		return
 	}
 	s.visits.whole[layer] |= reads
-	act := s.model.DType()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
 	for i, p := range s.weights.layer[layer] {
 		if !p.sliced || !reads.Has(i) {
 			continue
 		}
+		act := p.DType(s.model.DType())
 		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.padded())*act.Bytes())
 		if on := s.gather(p, "", p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
 			s.visits.lent = append(s.visits.lent, lentHalf{layer, on})

@@ -74,7 +74,7 @@ func (b *builder) param(p Param) int {
 	if p.Planes > 0 {
 		count /= p.Planes
 	}
-	w := b.value(Value{Name: p.Name, Kind: Weight, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: b.act, Param: i})
+	w := b.value(Value{Name: p.Name, Kind: Weight, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: p.DType(b.act), Param: i})
 	b.value(Value{Name: "d" + p.Name, Kind: WeightGrad, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: ir.F32, Param: i})
 	return w
 }

@@ -85,13 +85,7 @@ func (g *Model) correction(b *builder, experts int64) Arg {
 		return Arg{Value: Missing}
 	}
 	p := Param{Name: "router.correction", Vector: true, Shape: [2]int64{experts, 1}, Local: [2]int64{experts, 1}, Planes: 1, Constant: true}
-	w := b.param(p)
-	if b.act == ir.F32 {
-		return flat(w)
-	}
-	y := b.value(Value{Name: p.Name + ".f32", Planes: 1, Rows: Fixed, Count: experts, DType: ir.F32})
-	b.node(ir.Cast, nil, all(y), all(w))
-	return flat(y)
+	return flat(b.param(p))
 }
 
 // routing returns the attributes of the model's router.

@@ -159,6 +159,15 @@ func (g *Model) frozen(prefix string, p *Param) bool {
 	return lang.Freezes(&g.Model, g.Freeze, prefix+p.Name, p.Group())
 }
 
+// DType returns the type in which a parameter of a model of the given type is stored. What is added to scores of experts is f32, as
+// in transformers, because small differences decide.
+func (p *Param) DType(model ir.DType) ir.DType {
+	if p.Constant {
+		return ir.F32
+	}
+	return model
+}
+
 // Group returns the group of tensors to which a parameter belongs, as it is named in the language.
 func (p *Param) Group() string {
 	switch {

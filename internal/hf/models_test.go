@@ -216,6 +216,34 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// What is added to the scores of experts is f32 in programs with bf16 weights, too, so its values are not rounded.
+func TestCorrectionInF32(t *testing.T) {
+	const fixture, name = "glm4-moe-mtp", "model.layers.1.mlp.gate.e_score_correction_bias"
+	want := []float32{1.0000001, -0.3, 0, 1e-3}
+	dir, _ := folder(t, fixture, func(l sources) sources {
+		info := named(l, name).Info
+		info.DType = safetensors.F32
+		data, err := safetensors.Append(nil, want, info.DType)
+		if err != nil {
+			t.Fatal(err)
+		}
+		*named(l, name) = source(info, data)
+		return l
+	})
+	e := readExpected(t, filepath.Join("testdata", "models", fixture))
+	program := compile(t, dir, 2, e, "model.dtype=bf16", "schedule.sp=2", "schedule.pp=1", "schedule.zero=3", "schedule.sp_mode=ulysses")
+	job := open(t, dir, program, e)
+	tensor := slices.IndexFunc(program.Tensors, func(x ir.Tensor) bool { return x.Name == "layer.1.router.correction" })
+	if got := train.Precision(program, tensor); got != ir.F32 {
+		t.Errorf("the program stores it as %v", got)
+	}
+	got := make([]float32, len(want))
+	if err := saved(t, job).Read("layer.1.router.correction", 0, 0, int64(len(want)), 1, got); err != nil || !slices.Equal(got, want) {
+		t.Errorf("the checkpoint has %v, %v", got, err)
+	}
+	sameFiles(t, dir, exported(t, job, ""))
+}
+
 // saved returns a checkpoint of a job.
 func saved(t *testing.T, job *train.Job) *train.Checkpoint {
 	t.Helper()

@@ -105,7 +105,7 @@ func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir
 			b := g.LayerOf(g.KindOf(p.LayerAt(stage, k)))
 			for i := range b.Params {
 				if w := &b.Params[i]; read>>i&1 == 1 {
-					of[k] += message(ir.Bytes(w.Local[0]*w.Local[1]) * g.DType().Bytes())
+					of[k] += message(ir.Bytes(w.Local[0]*w.Local[1]) * w.DType(g.DType()).Bytes())
 				}
 			}
 		}

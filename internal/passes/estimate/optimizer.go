@@ -156,7 +156,7 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	case zero == 0:
 		return u.gathered(param, u.plan.ReducedType(param))
 	}
-	return u.gathered(param, u.graph.DType())
+	return u.gathered(param, param.DType(u.graph.DType()))
 }
 
 // ownStream reports whether collectives on weights and gradients have a stream of their own, which slows nothing else down: not

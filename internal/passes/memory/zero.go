@@ -173,8 +173,8 @@ func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitByte
 		}
 		if p.KeepsSlice(layer, param) {
 			n.gathered |= 1 << i
-			n.weights += graph.Align(elements * g.DType().Bytes())
-			n.halves += graph.Align(half * g.DType().Bytes())
+			n.weights += graph.Align(elements * param.DType(g.DType()).Bytes())
+			n.halves += graph.Align(half * param.DType(g.DType()).Bytes())
 		}
 		if d != ir.F32 {
 			n.rounding = max(n.rounding, more+passed)

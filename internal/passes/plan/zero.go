@@ -191,14 +191,14 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 		gradients += p.gradientBytes(b, param)
 		if param.Frozen {
 			if !(param.Tied && together) {
-				weights += divided(ZeroWeights, g.DType())
+				weights += divided(ZeroWeights, param.DType(g.DType()))
 			}
 			continue
 		}
 		if param.Tied && together {
 			continue
 		}
-		weights += divided(ZeroWeights, g.DType())
+		weights += divided(ZeroWeights, param.DType(g.DType()))
 		for _, state := range p.OptimizerOf(b, param).States {
 			optimizer += divided(ZeroState, state.DType)
 		}
@@ -241,7 +241,7 @@ func (p *Plan) SavedBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
 		case param.Tied && together:
 			continue
 		case param.Frozen:
-			n += p.dividedBytes(b, param, ZeroWeights, g.DType())
+			n += p.dividedBytes(b, param, ZeroWeights, param.DType(g.DType()))
 			continue
 		case p.weightIsMaster(g, b, param):
 			n += p.dividedBytes(b, param, ZeroWeights, ir.F32)
