@@ -117,8 +117,8 @@ func exampleRow(t *testing.T, file string) string {
 	checkScreen(t, file, p)
 	device, host := cli.Peaks(&p.Memory)
 	lengths := p.Subsequences.Lengths
-	return fmt.Sprintf("| %s | %d x %d x %d | %d | %d ... %d | %s of %s | %s of %s | %s | %s | %.1f%% | %.4g | %.1f%% |\n",
-		strings.TrimPrefix(file, "../../examples/"), p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Subsequences.N,
+	return fmt.Sprintf("| %s | %d x %d x %s | %d | %d ... %d | %s of %s | %s of %s | %s | %s | %.1f%% | %.4g | %.1f%% |\n",
+		strings.TrimPrefix(file, "../../examples/"), p.Parallel.DP, p.Parallel.PP, p.Parallel.SPText(), p.Subsequences.N,
 		lengths[0], lengths[len(lengths)-1], device, p.Memory.DeviceCapacityBytes, host, p.Memory.HostCapacityBytes,
 		map[bool]string{true: "yes", false: "no"}[p.Memory.Fits], p.Time.StepS, 100*p.Time.BubbleRatio, p.Throughput.TGS, 100*p.Throughput.MFU)
 }

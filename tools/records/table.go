@@ -69,8 +69,8 @@ var records = []record{
 	{
 		name: "SlimPipe", job: "Llama-70B on 256 GPUs (Hopper, 80 GB)", claim: "2048K tokens, over 45% MFU", source: slim,
 		model: "today/llama-3.1-70b.sppo", cluster: "h100", machine: "h100(nodes = 32)", sequence: 2 << 20,
-		why: "The rates assumed for attention on an H100 keep every schedule below 46%. The abstract does not give the " +
-			"number of sequences per step; here it is one, so the pipeline fills and drains once for every sequence.",
+		why: "The abstract does not give the number of sequences per step. Here it is one, which every rank shares: the ranks of a node " +
+			"divide heads, and the 32 nodes form a ring, so no pipeline has to fill and drain.",
 	},
 	{
 		name: "SPPO", job: "GPT-7B on 128 A100", claim: "4M tokens", source: paper,
@@ -91,7 +91,7 @@ var records = []record{
 	{
 		name: "GLM-4.5-Air", job: "GLM-4.5-Air on 64 H100", claim: "none", source: unpublished,
 		model: "today/glm-4.5-air.sppo", cluster: "h100", machine: "h100(nodes = 8)", sequence: 512 << 10,
-		why: "Attention takes 88% of the step, and collectives 7%: the ranks of a stage are on four nodes.",
+		why: "Attention takes 89% of the step, and collectives 8%. The ranks of a node divide heads, and the eight nodes form a ring.",
 	},
 	{
 		name: "Qwen3-235B-A22B", job: "Qwen3-235B-A22B on 256 H100, 32 sequences per step", claim: "128K tokens, 357 to 389 TFLOP/s per GPU", source: megatron,

@@ -13,7 +13,7 @@ func PinnedValues(sp *lang.Spec) map[string][]string {
 	gpus, layers, batch := sp.Cluster.GPUs(), sp.Model.Layers, sp.Train.Batch
 	few := func(n int) bool { return n <= 4 || n%4 == 0 }
 	return map[string][]string{
-		"sp":                numbers(gpus, func(n int) bool { return sp.Model.Heads%n == 0 || gpus%n == 0 }),
+		"sp":                append(numbers(gpus, func(n int) bool { return sp.Model.Heads%n == 0 || gpus%n == 0 }), rings(sp.Model.Heads, gpus)...),
 		"pp":                numbers(min(gpus, layers), few),
 		"dp":                numbers(min(gpus, batch), func(n int) bool { return batch%n == 0 }),
 		"sp_mode":           {"megatron", "ulysses", "ring"},
@@ -34,6 +34,18 @@ func PinnedValues(sp *lang.Spec) map[string][]string {
 		"overlap":           {"on", "replicas", "off"},
 		"checkpoint_copy":   {"off", "on"},
 	}
+}
+
+// rings returns lists of two numbers of ranks: those that divide heads, and those of a ring of such groups.
+func rings(heads, gpus int) (out []string) {
+	for a := 2; a <= gpus/2; a++ {
+		for b := 2; heads%a == 0 && a*b <= gpus; b++ {
+			if gpus%(a*b) == 0 {
+				out = append(out, fmt.Sprintf("[%d, %d]", a, b))
+			}
+		}
+	}
+	return out
 }
 
 // numbers returns the numbers from 1 to most that suit.

@@ -34,33 +34,43 @@ func TestRing(t *testing.T) {
 }
 
 // TestRingBeyondHeads checks which numbers of ranks per layer are tried, and with which modes: a ring is tried
-// only where more ranks share a layer than its heads allow.
+// only where more ranks share a layer than its heads allow, and a ring of groups that divide heads also where ranks of
+// several nodes share a layer.
 func TestRingBeyondHeads(t *testing.T) {
 	for _, c := range []struct {
 		heads, kvHeads, gpus int
 		mode                 string
-		want, rings          []int
+		want, rings          []string
 	}{
-		{28, 4, 8, "", []int{1, 2, 4, 8}, []int{8}},
-		{28, 4, 8, graph.ModeRing, []int{1, 2, 4, 8}, []int{8}},
-		{28, 4, 8, graph.ModeUlysses, []int{1, 2, 4}, nil},
-		{32, 8, 64, "", []int{1, 2, 4, 8, 16, 32, 64}, []int{64}},
-		{32, 8, 48, "", []int{1, 2, 4, 8, 16, 32, 24, 48}, []int{24, 48}},
-		{32, 8, 16, "", []int{1, 2, 4, 8, 16}, nil},
+		{28, 4, 8, "", []string{"1", "2", "4", "8", "[4, 2]"}, []string{"8"}},
+		{28, 4, 8, graph.ModeRing, []string{"1", "2", "4", "8"}, []string{"8"}},
+		{28, 4, 8, graph.ModeUlysses, []string{"1", "2", "4", "[4, 2]"}, nil},
+		{32, 8, 64, "", []string{"1", "2", "4", "8", "16", "[8, 2]", "32", "[8, 4]", "64", "[8, 8]"}, []string{"64"}},
+		{32, 8, 64, graph.ModeMegatron, []string{"1", "2", "4", "8", "16", "[8, 2]", "32", "[8, 4]", "[8, 8]"}, nil},
+		{32, 8, 48, "", []string{"1", "2", "4", "8", "16", "[8, 2]", "32", "[8, 4]", "24", "[8, 3]", "48", "[8, 6]"}, []string{"24", "48"}},
+		{20, 20, 16, "", []string{"1", "2", "4", "5", "10", "[2, 5]", "8", "[4, 2]", "16", "[4, 4]"}, []string{"8", "16"}},
+		{32, 8, 8, "", []string{"1", "2", "4", "8"}, nil},
 	} {
 		sp := &space{
-			model: lang.Model{Heads: c.heads, KVHeads: c.kvHeads}, train: lang.Train{Sequence: 3 << 20},
+			model: lang.Model{Heads: c.heads, KVHeads: c.kvHeads}, train: lang.Train{Sequence: 15 << 20},
 			cluster: lang.Cluster{Nodes: c.gpus / 8, GPUsPerNode: 8},
 		}
-		s := lang.Schedule{SPMode: c.mode}
-		got := sp.sp(&s)
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%+v: sp is %v", c, got)
+		var got, rings []string
+		for _, v := range sp.sps(&lang.Schedule{SPMode: c.mode}) {
+			s := lang.Schedule{SPMode: c.mode}
+			v.set(&s)
+			if got = append(got, v.text); slices.Equal(sp.spModes(&s), []string{graph.ModeRing}) {
+				rings = append(rings, v.text)
+			}
 		}
-		for _, n := range got {
-			s.SP = n
-			if alone := slices.Equal(sp.spModes(&s), []string{graph.ModeRing}); alone != slices.Contains(c.rings, n) {
-				t.Errorf("%+v: sp = %d has the modes %v", c, n, sp.spModes(&s))
+		if !slices.Equal(got, c.want) || !slices.Equal(rings, c.rings) {
+			t.Errorf("%+v: sp is %v, of which %v are rings", c, got, rings)
+		}
+		sp.model.LinearKeyHeads = c.heads
+		for _, v := range sp.sps(&lang.Schedule{SPMode: c.mode}) {
+			s := lang.Schedule{SPMode: c.mode}
+			if v.set(&s); s.Ring > 0 || !sp.dividesHeads(s.SP) {
+				t.Errorf("%+v: linear attention in a ring: sp = %s", c, v.text)
 			}
 		}
 	}

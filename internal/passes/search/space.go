@@ -282,29 +282,44 @@ func (sp *space) orders(s *lang.Schedule) []string {
 // mostOnRing is the maximum number of ranks on a ring. With more, a program would consist mostly of messages.
 const mostOnRing = 512
 
-// sps returns the values of sp as a dimension.
+// sps returns the values of sp as a dimension. The number of ranks must divide the number of heads unless sp_mode is ring. A
+// ring is tried where it lets more ranks share a layer than the heads allow. Where ranks of several nodes share a layer, or more than
+// the heads allow, the largest groups of ranks of a node that can divide heads may also form a ring.
 func (sp *space) sps(s *lang.Schedule) (out []value) {
-	for _, n := range sp.sp(s) {
-		out = append(out, value{fmt.Sprint(n), func(s *lang.Schedule) { s.SP = n }})
+	add := func(n, ring int) {
+		out = append(out, value{plan.Parallel{SP: n, Ring: ring}.SPText(), func(s *lang.Schedule) { s.SP, s.Ring = n, ring }})
+	}
+	counts, beyond := sp.ranksOfLayer(s)
+	for _, n := range slices.Concat(counts, beyond) {
+		if mayBe(s.SPMode, graph.ModeRing) || slices.Contains(counts, n) {
+			add(n, 0)
+		}
+		if a := sp.groupOf(n); 1 < a && a < n && s.SPMode != graph.ModeRing && sp.model.LinearKeyHeads == 0 && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0 {
+			add(n, n/a)
+		}
 	}
 	return out
 }
 
-// sp returns the values of sp, which must divide the number of heads unless sp_mode is ring. A ring is tried where it lets
-// more ranks share a layer than the heads allow.
-func (sp *space) sp(s *lang.Schedule) []int {
+// ranksOfLayer returns the numbers of ranks that can divide heads, and further ones that only a ring allows.
+func (sp *space) ranksOfLayer(s *lang.Schedule) (counts, beyond []int) {
 	gpus := sp.cluster.GPUs()
 	most := gpus / max(1, s.DP) / max(1, s.PP)
-	counts := suiting(divisors(sp.model.Heads), func(n int) bool {
+	counts = suiting(divisors(sp.model.Heads), func(n int) bool {
 		return n <= most && sp.dividesHeads(n) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
 	})
-	if !mayBe(s.SPMode, graph.ModeRing) || sp.model.LinearKeyHeads > 0 {
-		return counts
+	if sp.model.LinearKeyHeads > 0 { // whose states do not pass around a ring
+		return counts, nil
 	}
 	least := slices.Max(append(suiting(slices.Clone(counts), func(n int) bool { return gpus%n == 0 }), 1))
-	return append(counts, suiting(divisors(gpus), func(n int) bool {
+	return counts, suiting(divisors(gpus), func(n int) bool {
 		return least < n && n <= min(most, mostOnRing) && !slices.Contains(counts, n) && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0
-	})...)
+	})
+}
+
+// groupOf returns the largest number of ranks of a node that can divide heads and of which n ranks are a multiple.
+func (sp *space) groupOf(n int) int {
+	return slices.Max(suiting(divisors(n), func(a int) bool { return sp.cluster.GPUsPerNode%a == 0 && sp.dividesHeads(a) }))
 }
 
 // dividesHeads reports whether n ranks can share both the query heads and the key-value heads of a layer.
