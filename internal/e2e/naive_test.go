@@ -212,6 +212,17 @@ func TestTuningsEqualNaive(t *testing.T) {
 	}
 }
 
+// In layers with experts, adapters of the MLP are those of the shared expert. Experts and routers are frozen.
+func TestAdaptersOfSharedExperts(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	for _, tuning := range []string{`adapter = lora(rank = 3)`, `adapter = lora(rank = 2, targets = [gate_up_proj, down_proj], dropout = 0.1)`} {
+		checkNaive(t, Case{Family: "llama", Positions: "rope", Traits: models["glm"], Tuning: tuning, KVHeads: 2, DType: "f32", Batch: 3,
+			Steps: 5, Layers: 3, Sequence: 20, Vocab: tinyVocab}.plain())
+	}
+}
+
 // Without rotations, only attention itself can tell that heads of keys begin at a wrong column of frozen weights.
 func TestHeadsBetweenHeads(t *testing.T) {
 	p := smallProgram(t, Case{Family: "llama", Positions: "learned", KVHeads: 1, Batch: 2, DP: 2, N: 2, Tuning: `freeze = ["layer.*", embeddings, "pos"]`}, false)

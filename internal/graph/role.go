@@ -251,14 +251,18 @@ func (b *builder) isResult(v int) bool {
 // Hu et al. 2021. If the ranks of a stage divide the columns of the weight, they divide those of B in the same
 // way; if they divide its rows, they divide those of A.
 func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
-	i := slices.IndexFunc(g.maps, func(m lang.LinearMap) bool { return slices.Contains(m.Weights, w.Name) })
+	prefix, name := "", w.Name // a layer has a dense MLP or a shared expert, and the same adapters for both
+	if own, ok := strings.CutPrefix(name, prefixShared); ok {
+		prefix, name = prefixShared, own
+	}
+	i := slices.IndexFunc(g.maps, func(m lang.LinearMap) bool { return slices.Contains(m.Weights, name) })
 	if i < 0 {
 		return
 	}
 	rank := int64(g.AdapterRank)
 	down, ok := b.downs[g.maps[i].Name]
 	if !ok {
-		down = g.lower(b, &g.maps[i], w, x)
+		down = g.lower(b, prefix+g.maps[i].Tensor(), w, x)
 		b.downs[g.maps[i].Name] = down
 	}
 	up := Param{Name: w.Name + ".lora_b", Shape: [2]int64{rank, w.Shape[1]}, Local: [2]int64{rank, w.Local[1]}, Adapter: true}
@@ -270,11 +274,11 @@ func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 	b.node(ir.Matmul, []Attr{truth("accumulate")}, into, all(down), all(b.param(up)))
 }
 
-// lower appends scale * (x A) of an adapter, after dropout of x.
-func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
+// lower appends scale * (x A) of an adapter, after dropout of x. The name is that of A, without its suffix.
+func (g *Model) lower(b *builder, name string, w Param, x int) int {
 	rank := int64(g.AdapterRank)
 	a := Param{
-		Name: m.Tensor() + ".lora_a", Shape: [2]int64{w.Shape[0], rank}, Local: [2]int64{w.Local[0], rank},
+		Name: name + ".lora_a", Shape: [2]int64{w.Shape[0], rank}, Local: [2]int64{w.Local[0], rank},
 		Std: adapterStd(w.Shape[0]), Adapter: true,
 	}
 	if w.Shard == ByRows {
@@ -286,10 +290,10 @@ func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
 		x = g.dropout(b, x, a)
 	}
 	rows := b.Values[x].Rows
-	y := b.activation(m.Tensor()+".lora", rows, rank)
+	y := b.activation(name+".lora", rows, rank)
 	b.node(ir.Matmul, nil, all(y), all(x), all(b.param(a)))
 	if scale := g.AdapterAlpha / float64(rank); scale != 1 {
-		z := b.activation(m.Tensor()+".lora.scaled", rows, rank)
+		z := b.activation(name+".lora.scaled", rows, rank)
 		b.node(ir.Axpby, []Attr{float("alpha", scale), float("beta", 0)}, all(z), all(y))
 		y = z
 	}

@@ -53,25 +53,46 @@ func (n *naming) module(weight string) string {
 	return strings.TrimSuffix(n.tensors["layer."+weight].name, ".weight")
 }
 
+// adapted is a linear map with an adapter: its weights, the name of the adapter's A without its suffix, and its module.
+type adapted struct {
+	target, tensor, module string
+	weights                []string
+}
+
+// adapted lists the linear maps of an architecture that have adapters. A map of the MLP is also one of the shared expert.
+func (n *naming) adapted(m *lang.Model) (list []adapted) {
+	for _, l := range m.Maps() {
+		for _, prefix := range []string{"", "shared."} {
+			a := adapted{target: l.Name, tensor: prefix + l.Tensor(), module: n.module(prefix + l.Weights[0])}
+			for _, w := range l.Weights {
+				a.weights = append(a.weights, prefix+w)
+			}
+			if prefix == "" || a.module != "" {
+				list = append(list, a)
+			}
+		}
+	}
+	return list
+}
+
 // adapters lists where PEFT stores the adapter tensors of a model's linear maps. If the architecture stores one
 // of our maps together with others, all of them must be adapted together.
 func (n *naming) adapters(m *lang.Model) (*naming, error) {
 	out := &naming{tensors: map[string]place{}}
-	for _, l := range m.Maps() {
-		module := n.module(l.Weights[0])
+	for _, a := range n.adapted(m) {
 		for other, p := range n.tensors {
 			name := strings.TrimPrefix(other, "layer.")
-			if shares := strings.TrimSuffix(p.name, ".weight") == module; shares != slices.Contains(l.Weights, name) && (shares || slices.Contains(l.Weights, name)) {
-				return nil, fmt.Errorf("%s is not a linear map of the architecture, which has %s: PEFT has no such adapter", l.Name, path.Base(n.module(l.Weights[0])))
+			if shares := strings.TrimSuffix(p.name, ".weight") == a.module; shares != slices.Contains(a.weights, name) && (shares || slices.Contains(a.weights, name)) {
+				return nil, fmt.Errorf("%s is not a linear map of the architecture, which has %s: PEFT has no such adapter", a.target, path.Base(a.module))
 			}
 		}
-		out.tensors["layer."+l.Tensor()+endA] = linear(adapterPrefix + module + theirsA)
-		for _, w := range l.Weights {
+		out.tensors["layer."+a.tensor+endA] = linear(adapterPrefix + a.module + theirsA)
+		for _, w := range a.weights {
 			var after []string
 			for _, other := range n.tensors["layer."+w].after {
 				after = append(after, other+endB)
 			}
-			out.tensors["layer."+w+endB] = linear(adapterPrefix+module+theirsB, after...)
+			out.tensors["layer."+w+endB] = linear(adapterPrefix+a.module+theirsB, after...)
 		}
 	}
 	return out, nil
@@ -79,16 +100,16 @@ func (n *naming) adapters(m *lang.Model) (*naming, error) {
 
 // targets returns the modules of a model's adapters as PEFT selects them: by the ends of their names.
 func (n *naming) targets(m *lang.Model) (list []string) {
-	adapted := map[string]bool{}
-	for _, l := range m.Maps() {
-		adapted[n.module(l.Weights[0])] = true
+	all := n.adapted(m)
+	has := map[string]bool{}
+	for _, a := range all {
+		has[a.module] = true
 	}
-	for _, l := range m.Maps() {
-		module := n.module(l.Weights[0])
-		end := path.Ext(module)[1:]
+	for _, a := range all {
+		end := path.Ext(a.module)[1:]
 		for _, p := range n.tensors {
-			if other := strings.TrimSuffix(p.name, ".weight"); strings.HasSuffix(other, "."+end) && other != p.name && !adapted[other] {
-				parts := strings.Split(module, ".") // a map without an adapter has a name with the same ending
+			if other := strings.TrimSuffix(p.name, ".weight"); strings.HasSuffix(other, "."+end) && other != p.name && !has[other] {
+				parts := strings.Split(a.module, ".") // a map without an adapter has a name with the same ending
 				end = strings.Join(parts[len(parts)-2:], ".")
 				break
 			}

@@ -158,7 +158,10 @@ func (l *layer) adapterName(weight string) string {
 		case "gate_up_proj":
 			matrices, name = []string{"w_gate", up}, "w_gate_up"
 		}
-		if slices.Contains(matrices, weight) {
+		if own, shared := strings.CutPrefix(weight, "shared."); slices.Contains(matrices, own) {
+			if shared {
+				return "shared." + name
+			}
 			return name
 		}
 	}

@@ -240,6 +240,12 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 // lowered returns the name of the first matrix of a weight's adapter, or "" if the weight has no adapter.
 // Weights of a fused target, such as qkv_proj, share that matrix.
 func (cfg *Config) lowered(weight string) string {
+	if own, ok := strings.CutPrefix(weight, "shared."); ok {
+		if a := cfg.lowered(own); a != "" {
+			return "shared." + a
+		}
+		return ""
+	}
 	for _, t := range []struct{ target, weights, a string }{
 		{"q_proj", "wq", "wq"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
 		{"gate_proj", "w_gate", "w_gate"}, {"up_proj", "w_up", "w_up"}, {"up_proj", "w1", "w1"}, {"gate_up_proj", "w_gate w_up", "w_gate_up"},

@@ -64,9 +64,17 @@ func sparseParameters(cfg Config) (list []tensor) {
 	}
 	add(true, "experts.w"+down, e*h, f)
 	if s := cfg.SharedFFN; s > 0 {
-		add(cfg.Gated, "shared.w"+gate, h, s)
-		add(true, "shared.w"+up, h, s)
-		add(true, "shared.w"+down, s, h)
+		for _, m := range []struct {
+			there   bool
+			weight  string
+			in, out int
+		}{{cfg.Gated, "shared.w" + gate, h, s}, {true, "shared.w" + up, h, s}, {true, "shared.w" + down, s, h}} {
+			add(m.there, m.weight, m.in, m.out)
+			if a := cfg.lowered(m.weight); m.there && a != "" {
+				add(!slices.ContainsFunc(list, func(t tensor) bool { return t.name == a }), a, m.in, cfg.AdapterRank)
+				add(true, m.weight+".lora_b", cfg.AdapterRank, m.out)
+			}
+		}
 		add(cfg.SharedGate, "shared.router.w", h, 1)
 	}
 	add(biased, "experts.b"+down, e, h)
