@@ -132,7 +132,8 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
-			if d.model.routesAlike() {
+			// The norm after linear attention leaves only the sign of a document's first results: that of a product, which rounding may change.
+			if d.model.routesAlike() && !(d.model.DType == "bf16" && strings.Contains(d.text, "gated_delta")) {
 				checkClose(t, d.model, "E3: against the plain program", got, plain)
 			}
 			if spec.Model.AdapterDropout == 0 { // dropout depends on the position of a token in the sequence
