@@ -23,15 +23,16 @@ type kindFlops struct {
 	linear, quadratic *big.Int
 }
 
-// FlopsOfLayer derives the linear and the quadratic part from the FLOPs of a layer for one token and for two.
-// If layers differ, the result is for all layers together.
+// FlopsOfLayer derives the linear and the quadratic part from the FLOPs of a layer for a chunk of a scan, with fewer tokens than which a
+// scan has less work for each, and for two chunks. If layers differ, the result is for all layers together.
 func FlopsOfLayer(m lang.Model) LayerFlops {
-	g := graph.New(m, graph.Split{SP: 1}, 2)
+	const n = ir.ScanChunk
+	g := graph.New(m, graph.Split{SP: 1}, 2*n)
 	work := func(b *graph.Block) kindFlops {
-		one := sumFlops(b, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
-		two := sumFlops(b, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
-		pair := two - 2*one // the work of one query-key pair
-		return kindFlops{linear: big.NewInt(int64(one-pair) / 2), quadratic: big.NewInt(int64(pair) / 4)}
+		one := sumFlops(b, graph.Size{Sequence: 2 * n, Tokens: n, Batch: 1, SP: 1})
+		two := sumFlops(b, graph.Size{Sequence: 2 * n, Tokens: 2 * n, Batch: 1, SP: 1})
+		pair := (two - 2*one) / (n * n) // the work of one query-key pair
+		return kindFlops{linear: big.NewInt(int64(one/n-pair*(n+1)/2) / 2), quadratic: big.NewInt(int64(pair) / 4)}
 	}
 	first := work(g.Plain(0))
 	f := LayerFlops{Linear: first.linear, Quadratic: first.quadratic}
