@@ -78,7 +78,7 @@ func (s *lowering) optimizer() {
 func (s *lowering) update(p *param, queue *passing) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
 		if !p.back.Present() {
-			s.gatherBack(p)
+			s.gatherAll([]gathering{s.gatherBack(p)})
 		}
 		p.sum = p.back
 	}
@@ -108,10 +108,12 @@ func (s *lowering) update(p *param, queue *passing) int {
 	return int(weight.Buffer)
 }
 
-// gatherBack gathers the slices of a summed gradient. It returns the buffer that the last collective reads.
-func (s *lowering) gatherBack(p *param) uint32 {
-	p.back = p.view(s.takeOver(p.grad), p.sum.DType)
-	return s.gather(p, "", p.back, p.sum)
+// gatherBack returns how the slices of a summed gradient are gathered.
+func (s *lowering) gatherBack(p *param) gathering {
+	return gathering{p, "", func() ir.View {
+		p.back = p.view(s.takeOver(p.grad), p.sum.DType)
+		return p.back
+	}, p.sum}
 }
 
 // applyUpdate emits the optimizer's instructions for a parameter. The caller passes tensors by name;
@@ -167,28 +169,37 @@ func (e *emitter) allReduce(stream ir.Stream, v ir.View, group int64) {
 func (s *lowering) sumGradients(params []*param) {
 	s.decidedBy("lower", "train.optimizer")
 	params = slices.DeleteFunc(slices.Clone(params), func(p *param) bool { return !s.plan.SumsBeside(p.block, p.Param) })
-	for i, g := range s.readyAll(params) {
-		p := params[i]
-		part := s.sumOverStage(p, g)
-		p.sum = s.sumOverReplicas(p, part)
-		s.visits.summing = append(s.visits.summing, part.Buffer)
+	sums, between := s.sumAll(params)
+	s.visits.summing = append(s.visits.summing, between...)
+	for i, p := range params {
+		p.sum = sums[i]
 		if p.cut.Slices() > 1 && p.zero > 0 {
 			s.visits.summing = append(s.visits.summing, p.grad)
 		}
 	}
+	var back []gathering
 	for _, p := range params {
 		if p.cut.Slices() > 1 && p.zero == 0 {
-			s.visits.summing = append(s.visits.summing, s.gatherBack(p))
+			back = append(back, s.gatherBack(p))
 		}
 	}
+	s.visits.summing = append(s.visits.summing, s.gatherAll(back)...)
 }
 
-// readyAll calls ready for several parameters, before their collectives, so that these can begin together.
-func (s *lowering) readyAll(params []*param) (list []ir.View) {
+// sumAll sums the gradients of parameters over all ranks that have partial sums of them. It also returns the buffers between the
+// sums over a stage and those over replicas. Collectives over the same ranks follow each other, so that they can begin together.
+func (s *lowering) sumAll(params []*param) (sums []ir.View, between []uint32) {
 	for _, p := range params {
-		list = append(list, s.ready(p))
+		sums = append(sums, s.ready(p))
 	}
-	return list
+	for i, p := range params {
+		sums[i] = s.sumOverStage(p, sums[i])
+		between = append(between, sums[i].Buffer)
+	}
+	for i, p := range params {
+		sums[i] = s.sumOverReplicas(p, sums[i])
+	}
+	return sums, between
 }
 
 // completeGradients sums each gradient that is not yet complete over the ranks that have partial sums of it: the ranks of
@@ -203,11 +214,9 @@ func (s *lowering) completeGradients() {
 		}
 	}
 	late = slices.DeleteFunc(late, func(p *param) bool { return p.shared != nil })
-	for i, g := range s.readyAll(late) {
-		late[i].sum = s.sumOverStage(late[i], g)
-	}
-	for _, p := range late {
-		p.sum = s.sumOverReplicas(p, p.sum)
+	sums, _ := s.sumAll(late)
+	for i, p := range late {
+		p.sum = sums[i]
 	}
 }
 

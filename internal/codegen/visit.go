@@ -92,13 +92,17 @@ func (s *lowering) gatherWeights(layer int, reads plan.ParamSet) {
 	s.visits.whole[layer] |= reads
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
+	var list []gathering
 	for i, p := range s.weights.layer[layer] {
-		if !p.sliced || !reads.Has(i) {
-			continue
+		if act := p.DType(s.model.DType()); p.sliced && reads.Has(i) {
+			list = append(list, gathering{p, "", func() ir.View {
+				p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.padded())*act.Bytes())
+				return p.view(p.weight, act)
+			}, p.stateView(p.kept, act)})
 		}
-		act := p.DType(s.model.DType())
-		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.padded())*act.Bytes())
-		if on := s.gather(p, "", p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
+	}
+	for i, on := range s.gatherAll(list) {
+		if on != list[i].p.kept {
 			s.visits.lent = append(s.visits.lent, lentHalf{layer, on})
 		}
 	}
@@ -110,10 +114,9 @@ func (s *lowering) reduceGradients(layer int) {
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
 	divided := slices.DeleteFunc(slices.Clone(s.weights.layer[layer]), func(p *param) bool { return p.zero < plan.ZeroGradients || p.Frozen })
-	for i, g := range s.readyAll(divided) {
-		p := divided[i]
-		part := s.sumOverStage(p, g)
-		o := owed{p, layer, []uint32{g.Buffer, part.Buffer}, s.sumOverReplicas(p, part), p.sum.Present()}
+	sums, between := s.sumAll(divided)
+	for i, p := range divided {
+		o := owed{p, layer, []uint32{p.grad, between[i]}, sums[i], p.sum.Present()}
 		if !o.before {
 			p.sum = o.sum
 		}

@@ -242,21 +242,43 @@ func (s *lowering) widened(p *param, sum ir.View) ir.View {
 // gather collects the slices of all ranks, with their padding, for which the buffer of whole has bytes. It returns the
 // buffer that the last collective reads. The string named of becomes part of the names of new buffers.
 func (s *lowering) gather(p *param, of string, whole, slice ir.View) uint32 {
-	whole = rowsOf(whole, 0, p.cut.Whole(), p.Local[1])
-	if p.cut.DP > 1 {
-		all := whole
-		if p.cut.SP > 1 {
-			all = s.scratch(p, of+".stage", p.cut.Part(), whole.DType)
+	return s.gatherAll([]gathering{{p, of, func() ir.View { return whole }, slice}})[0]
+}
+
+// gathering holds the arguments of gather. The whole is allocated when it is needed.
+type gathering struct {
+	p     *param
+	of    string
+	whole func() ir.View
+	slice ir.View
+}
+
+// gatherAll is gather for several parameters. Their collectives over the same ranks follow each other, so that they can begin together.
+func (s *lowering) gatherAll(list []gathering) (read []uint32) {
+	whole := func(g *gathering) ir.View { return rowsOf(g.whole(), 0, g.p.cut.Whole(), g.p.Local[1]) }
+	parts := make([]ir.View, len(list))
+	for i := range list {
+		g, p := &list[i], list[i].p
+		switch {
+		case p.cut.DP == 1:
+			parts[i] = g.slice
+			continue
+		case p.cut.SP > 1:
+			parts[i] = s.scratch(p, g.of+".stage", p.cut.Part(), g.slice.DType)
+		default:
+			parts[i] = whole(g)
 		}
-		s.eachPiece(p, all, slice, func(whole, part ir.View) {
+		s.eachPiece(p, parts[i], g.slice, func(whole, part ir.View) {
 			s.op(ir.AllGather, s.paramStream(), []ir.View{whole, part}, ir.Int(graph.GroupDP))
 		})
-		slice = all
 	}
-	if p.cut.SP > 1 {
-		s.op(ir.AllGather, s.paramStream(), []ir.View{whole, slice}, ir.Int(p.holders()))
+	for i := range list {
+		if g := &list[i]; g.p.cut.SP > 1 {
+			s.op(ir.AllGather, s.paramStream(), []ir.View{whole(g), parts[i]}, ir.Int(g.p.holders()))
+		}
+		read = append(read, parts[i].Buffer)
 	}
-	return slice.Buffer
+	return read
 }
 
 // eachPiece calls visit for each piece of a parameter, with the part that replicas share and this replica's

@@ -79,41 +79,50 @@ func (u Updater) alone(list func(*series)) ir.Seconds {
 // Summed returns the time to sum those gradients of a block that are summed during the backward pass.
 func (u Updater) Summed(b *graph.Block) ir.Seconds {
 	return u.alone(func(s *series) {
-		for i := range b.Params {
-			if param := &b.Params[i]; u.plan.SumsBeside(b, param) {
-				u.complete(s, param)
-			}
-		}
-		for i := range b.Params {
-			if param := &b.Params[i]; u.plan.SumsBeside(b, param) && u.plan.ZeroOf(b, param) == 0 {
-				u.gather(s, param, u.plan.ReducedType(param))
-			}
-		}
+		beside := u.those(b, func(param *graph.Param) bool { return u.plan.SumsBeside(b, param) })
+		u.complete(s, beside...)
+		u.gather(s, u.plan.ReducedType, slices.DeleteFunc(beside, func(param *graph.Param) bool { return u.plan.ZeroOf(b, param) > 0 })...)
 	})
 }
 
-// complete adds the time to reduce a gradient over all ranks that hold the parameter. Each rank reduces its slice.
-func (u Updater) complete(t *series, param *graph.Param) {
-	s, d := u.plan.Slicing(param), u.plan.ReducedType(param)
-	bytes := ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
-	if padding := ir.Bytes((s.Whole()-param.Local[0])*param.Local[1]) * ir.F32.Bytes(); padding > 0 {
-		t.t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+// those returns the parameters of a block that a function selects.
+func (u Updater) those(b *graph.Block, are func(*graph.Param) bool) (list []*graph.Param) {
+	for i := range b.Params {
+		if param := &b.Params[i]; are(param) {
+			list = append(list, param)
+		}
 	}
-	if d != ir.F32 {
-		t.t += u.cast(s.Whole()*param.Local[1], d)
+	return list
+}
+
+// complete adds the time to reduce gradients over all ranks that hold the parameters. Each rank reduces its slice.
+func (u Updater) complete(t *series, params ...*graph.Param) {
+	bytes := make([]ir.Bytes, len(params))
+	for i, param := range params {
+		s, d := u.plan.Slicing(param), u.plan.ReducedType(param)
+		bytes[i] = ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
+		if padding := ir.Bytes((s.Whole()-param.Local[0])*param.Local[1]) * ir.F32.Bytes(); padding > 0 {
+			t.t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+		}
+		if d != ir.F32 {
+			t.t += u.cast(s.Whole()*param.Local[1], d)
+		}
 	}
-	matrix := param.Shape[1] > 1
-	switch {
-	case s.SP > 1:
-		t.add(ir.ReduceScatter, bytes, u.holders(param), u.group(param))
-		bytes /= ir.Bytes(s.SP)
-	case matrix && param.Reduce != "":
-		t.add(ir.AllReduce, bytes, u.holders(param), u.group(param))
+	for i, param := range params {
+		switch s := u.plan.Slicing(param); {
+		case s.SP > 1:
+			t.add(ir.ReduceScatter, bytes[i], u.holders(param), u.group(param))
+			bytes[i] /= ir.Bytes(s.SP)
+		case param.Shape[1] > 1 && param.Reduce != "":
+			t.add(ir.AllReduce, bytes[i], u.holders(param), u.group(param))
+		}
 	}
-	if s.DP > 1 {
-		t.add(ir.ReduceScatter, bytes, u.replicas, graph.GroupDP)
-	} else {
-		t.add(ir.AllReduce, bytes, u.replicas, graph.GroupDP)
+	for i, param := range params {
+		if u.plan.Slicing(param).DP > 1 {
+			t.add(ir.ReduceScatter, bytes[i], u.replicas, graph.GroupDP)
+		} else {
+			t.add(ir.AllReduce, bytes[i], u.replicas, graph.GroupDP)
+		}
 	}
 }
 
@@ -130,21 +139,29 @@ func (u Updater) group(param *graph.Param) int64 {
 	return int64(slices.Index(graph.GroupNames, param.Reduce))
 }
 
-// gather adds the time to gather the slices of a parameter on all ranks that hold it.
-func (u Updater) gather(t *series, param *graph.Param, d ir.DType) {
-	s := u.plan.Slicing(param)
-	bytes := ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
-	if s.DP > 1 {
-		t.add(ir.AllGather, bytes/ir.Bytes(s.SP), u.replicas, graph.GroupDP)
+// gather adds the time to gather the slices of parameters, of types that a function returns, on all ranks that hold them.
+func (u Updater) gather(t *series, typeOf func(*graph.Param) ir.DType, params ...*graph.Param) {
+	whole := func(param *graph.Param) ir.Bytes {
+		return ir.Bytes(u.plan.Slicing(param).Whole()*param.Local[1]) * typeOf(param).Bytes()
 	}
-	if s.SP > 1 {
-		t.add(ir.AllGather, bytes, u.holders(param), u.group(param))
+	for _, param := range params {
+		if s := u.plan.Slicing(param); s.DP > 1 {
+			t.add(ir.AllGather, whole(param)/ir.Bytes(s.SP), u.replicas, graph.GroupDP)
+		}
+	}
+	for _, param := range params {
+		if u.plan.Slicing(param).SP > 1 {
+			t.add(ir.AllGather, whole(param), u.holders(param), u.group(param))
+		}
 	}
 }
 
+// weightType returns the type of a weight that kernels read.
+func (u Updater) weightType(param *graph.Param) ir.DType { return param.DType(u.graph.DType()) }
+
 // gathered returns the time to gather a parameter alone.
 func (u Updater) gathered(param *graph.Param, d ir.DType) ir.Seconds {
-	return u.alone(func(s *series) { u.gather(s, param, d) })
+	return u.alone(func(s *series) { u.gather(s, func(*graph.Param) ir.DType { return d }, param) })
 }
 
 // returned returns the time to send slices of gradients, or of new weights, back to all ranks at the end
@@ -156,7 +173,7 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	case zero == 0:
 		return u.gathered(param, u.plan.ReducedType(param))
 	}
-	return u.gathered(param, param.DType(u.graph.DType()))
+	return u.gathered(param, u.weightType(param))
 }
 
 // ownStream reports whether collectives on weights and gradients have a stream of their own, which slows nothing else down: not
@@ -168,11 +185,9 @@ func (u Updater) ownStream() bool {
 // Once returns the time to gather those weights of a block that stay whole for a step.
 func (u Updater) Once(b *graph.Block) ir.Seconds {
 	return u.alone(func(s *series) {
-		for i := range b.Params {
-			if param := &b.Params[i]; u.plan.KeepsSlice(b, param) && (u.plan.ZeroOf(b, param) < plan.ZeroWeights || u.ownStream() && !u.many()) {
-				u.gather(s, param, u.graph.DType())
-			}
-		}
+		u.gather(s, u.weightType, u.those(b, func(param *graph.Param) bool {
+			return u.plan.KeepsSlice(b, param) && (u.plan.ZeroOf(b, param) < plan.ZeroWeights || u.ownStream() && !u.many())
+		})...)
 	})
 }
 
@@ -200,18 +215,15 @@ func (u Updater) Beside(kind int) (weights, gradients ir.Seconds) {
 // previous layer, as if these layers were of the same kind. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
 func (u Updater) Visit(kind int) (weights, gradients ir.Seconds) {
 	layer, many := u.graph.Plain(kind), u.many()
-	gathers, reduces := series{Updater: u}, series{Updater: u}
-	for i := range layer.Params {
-		param := &layer.Params[i]
-		zero := u.plan.ZeroOf(layer, param)
-		if zero >= plan.ZeroWeights && many {
-			u.gather(&gathers, param, u.graph.DType())
-		}
-		if zero >= plan.ZeroGradients && !param.Frozen {
-			u.complete(&reduces, param)
-		}
-	}
-	return gathers.t, reduces.t
+	weights = u.alone(func(s *series) {
+		u.gather(s, u.weightType, u.those(layer, func(param *graph.Param) bool { return many && u.plan.ZeroOf(layer, param) >= plan.ZeroWeights })...)
+	})
+	gradients = u.alone(func(s *series) {
+		u.complete(s, u.those(layer, func(param *graph.Param) bool {
+			return !param.Frozen && u.plan.ZeroOf(layer, param) >= plan.ZeroGradients
+		})...)
+	})
+	return weights, gradients
 }
 
 // kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the
