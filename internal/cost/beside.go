@@ -56,11 +56,8 @@ func (b *Beside) speed(at ir.Seconds) (speed, until ir.Seconds) {
 			until = min(until, x.end)
 		}
 	}
-	return max(speed, slowest), until
+	return max(speed, 0), until
 }
-
-// slowest is the least share of their speed that kernels keep.
-const slowest = 0.1
 
 // Collective is a collective of a rank on a stream other than that of kernels.
 type Collective struct {
@@ -102,7 +99,7 @@ func (b *Beside) Add(c *Collective, takes, kernels ir.Seconds, slow func(ir.Stre
 	}
 	begin, end, within := c.Begin, c.Begin+takes, c.Link.Nodes < 2
 	if c.Share > 0 && kernels > begin {
-		keeps := max(1-ir.Seconds(c.Share), slowest)
+		keeps := 1 - ir.Seconds(c.Share)
 		late := min((kernels-begin)/keeps-(kernels-begin), (end-begin)*(1-keeps))
 		slow(ir.Compute, late)
 		begin = min(end, kernels+late)

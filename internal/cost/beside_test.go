@@ -17,11 +17,11 @@ func TestBeside(t *testing.T) {
 		end, late, last ir.Seconds // of the last collective; of the kernels known; of a kernel of 3 s from then on
 	}{
 		"no collective":          {nil, 1, 0, 0, 4},
-		"a collective later on":  {[]Link{within}, 1, 6, 0, 6},             // 1 s alone, 4 s at half speed
-		"a collective long ago":  {[]Link{within}, 6, 6, 2, 11},            // 2 s more for the 4 s from 2 to 6
-		"a collective that runs": {[]Link{within}, 4, 6, 2, 9},             // the 2 s from 2 to 4 took 4 s
-		"two on two links":       {[]Link{within, across}, 2, 6, 0, 8.6},   // a tenth of the speed until 6
-		"two on one link":        {[]Link{within, within}, 2, 10, 0, 12.2}, // a tenth of the speed until 10
+		"a collective later on":  {[]Link{within}, 1, 6, 0, 6},           // 1 s alone, 4 s at half speed
+		"a collective long ago":  {[]Link{within}, 6, 6, 2, 11},          // 2 s more for the 4 s from 2 to 6
+		"a collective that runs": {[]Link{within}, 4, 6, 2, 9},           // the 2 s from 2 to 4 took 4 s
+		"two on two links":       {[]Link{within, across}, 2, 6, 0, 9},   // nothing until 6
+		"two on one link":        {[]Link{within, within}, 2, 10, 0, 13}, // nothing until 10
 	} {
 		var b Beside
 		end, late := ir.Seconds(0), ir.Seconds(0)
