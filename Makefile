@@ -9,7 +9,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # less often saves a fifth of their processor time.
 TEST = GOGC=400 GOMEMLIMIT=3GiB $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu meaning torch mutants meaning-mutants reduce-planted bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper external records clean
+.PHONY: all build run test race long fleet fleet-pins fleet-better long-steps mfu meaning torch mutants meaning-mutants reduce-planted bench kernels kernels-changed gpu-bundle gpu-check gpu-planted gpu-drill engines release release-check lint fuzz cover docs paper external replicas records clean
 
 all: build test
 
@@ -137,6 +137,9 @@ paper: ## the paper's evaluation, simulated again: docs/paper.md, its tables and
 
 external: ## compare steps that others have measured with simulated ones: the tables in docs/predictions.md
 	$(GO) run ./bench/external
+
+replicas: ## simulate steps with 8 to 64 replicas that do the same work as one: the table in docs/predictions.md
+	$(GO) run ./bench/external -replicas
 
 records: ## compare published results with predictions for the same jobs: docs/records.md
 	$(GO) run ./tools/records

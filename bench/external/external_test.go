@@ -69,6 +69,24 @@ func TestEnough(t *testing.T) {
 	}
 }
 
+// With eight replicas, collectives on gradients take a part of the backward work that is left, and a step is within the limit.
+func TestReplicas(t *testing.T) {
+	j := replicatedJobs[0]
+	one, err := j.step(1, "f32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, reduce := range []string{"f32", "bf16"} {
+		s, err := j.step(8, reduce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.share < 0.1 || s.share >= hidden || s.step > (1+limit)*one.step || s.alone > s.step {
+			t.Errorf("%s: %+v, with one replica %+v", reduce, s, one)
+		}
+	}
+}
+
 func TestFields(t *testing.T) {
 	got := fieldsOf("# source: a: b\n#   more\n# measured: 3 s\nimport \"x\"\n# not: this\n")
 	if len(got) != 2 || got["source"] != "a: b more" || got["measured"] != "3 s" {

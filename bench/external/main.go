@@ -1,11 +1,13 @@
 // Command external compares training steps that others have measured and published with simulated steps of the same jobs,
 // whose every setting is pinned. It prints a table and writes it into docs/predictions.md. With regular expressions as arguments, it
-// predicts and prints only rows whose names match one of them, and the page stays as it is.
+// predicts and prints only rows whose names match one of them, and the page stays as it is. With -replicas, it writes another table
+// instead, of steps that nobody has measured.
 //
 //	main.go     the command
 //	row.go      reads a row: a spec that begins with comments on its source
 //	predict.go  plans and simulates it
 //	table.go    the table and its summary
+//	replicas.go steps with many replicas
 //
 // A folder of this one has the rows of one source; models and clusters have what they import, and missing.md lists published
 // results that cannot be expressed. Nothing is fitted to a step that is then predicted: rates of kernels come from
@@ -16,6 +18,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -27,6 +30,13 @@ func main() {
 }
 
 func run(args []string) error {
+	if slices.Equal(args, []string{"-replicas"}) {
+		text, err := replicasTable()
+		if err != nil {
+			return err
+		}
+		return rewrite("make replicas", text)
+	}
 	only := strings.Join(args, "|")
 	wanted, err := regexp.Compile(only)
 	if err != nil {
@@ -51,17 +61,9 @@ func run(args []string) error {
 	if only != "" {
 		return nil
 	}
-	old, err := os.ReadFile(page)
-	if err != nil {
-		return err
-	}
 	missing, err := os.ReadFile(folder + "/missing.md")
 	if err != nil {
 		return err
 	}
-	text, err := replaced(string(old), table(done)+"\n"+string(missing))
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(page, []byte(text), 0o644)
+	return rewrite("make external", table(done)+"\n"+string(missing))
 }

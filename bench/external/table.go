@@ -4,16 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 )
 
-// page is the page with the table, between two comments.
-const (
-	page  = "docs/predictions.md"
-	begin = "<!-- written by make external: begin -->\n"
-	end   = "<!-- end -->\n"
-)
+// page is the page with the tables, each of which a command writes between two comments.
+const page = "docs/predictions.md"
 
 // line returns the row as text for a terminal.
 func (r *row) line() string {
@@ -91,12 +88,17 @@ func summary(rows []row) string {
 	return b.String()
 }
 
-// replaced returns the page with another section between its comments.
-func replaced(old, section string) (string, error) {
-	before, rest, found := strings.Cut(old, begin)
+// rewrite replaces what a command writes into the page.
+func rewrite(command, section string) error {
+	old, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	begin, end := "<!-- written by "+command+": begin -->\n", "<!-- end -->\n"
+	before, rest, found := strings.Cut(string(old), begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
-		return "", fmt.Errorf("%s has no section %q ... %q", page, strings.TrimSpace(begin), strings.TrimSpace(end))
+		return fmt.Errorf("%s has no section %q ... %q", page, strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
-	return before + begin + "\n" + section + "\n" + end + after, nil
+	return os.WriteFile(page, []byte(before+begin+"\n"+section+"\n"+end+after), 0o644)
 }
