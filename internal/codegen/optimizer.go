@@ -156,7 +156,7 @@ func (s *lowering) applyUpdate(p *param, given map[string]ir.View) {
 // tokens of all replicas.
 func (e *emitter) averageOverReplicas(loss uint32) {
 	if e.plan.Parallel.DP > 1 {
-		e.allReduce(ir.Coll, vector(loss, ir.F32, 1), graph.GroupDP)
+		e.allReduce(e.paramStream(), vector(loss, ir.F32, 1), graph.GroupDP)
 	}
 }
 
@@ -254,16 +254,17 @@ func (s *lowering) gradNorm() {
 		s.allReduce(ir.Coll, vector(sums, ir.F32, n), graph.GroupPP)
 	}
 	for _, by := range []struct {
-		name  string
-		ranks int
-		group int64
-	}{{"norm.replicas", s.plan.Parallel.DP, graph.GroupDP}, {"norm.parts", s.plan.Parallel.SP, graph.GroupSP}} {
+		name   string
+		ranks  int
+		group  int64
+		stream ir.Stream
+	}{{"norm.replicas", s.plan.Parallel.DP, graph.GroupDP, s.paramStream()}, {"norm.parts", s.plan.Parallel.SP, graph.GroupSP, ir.Coll}} {
 		if by.ranks == 1 {
 			continue
 		}
 		whole := n * int64(by.ranks)
 		all := s.allocate(by.name, ir.Device, ir.Bytes(whole)*ir.F32.Bytes())
-		s.op(ir.AllGather, ir.Coll, []ir.View{vector(all, ir.F32, whole), vector(sums, ir.F32, n)}, ir.Int(by.group))
+		s.op(ir.AllGather, by.stream, []ir.View{vector(all, ir.F32, whole), vector(sums, ir.F32, n)}, ir.Int(by.group))
 		sums, n = all, whole
 	}
 	s.op(ir.GradNorm, ir.Compute, []ir.View{vector(s.numbers.norm, ir.F32, 2), vector(sums, ir.F32, n), s.numbers.spike}, ir.Float(s.plan.Train.GradClip))

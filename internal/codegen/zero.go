@@ -172,7 +172,8 @@ func (e *emitter) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 }
 
 // paramStream returns the stream of collectives on weights and gradients. Those of replicas cross the network and may take
-// longer than the computation of a layer, so they must not delay the layer's own collectives.
+// longer than the computation of a layer, so they must not delay the layer's own collectives. All collectives among replicas are on one
+// stream, because each stream has an NCCL communicator of its own, with buffers.
 func (e *emitter) paramStream() ir.Stream {
 	if e.plan.Parallel.DP > 1 {
 		return ir.Params
