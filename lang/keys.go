@@ -735,7 +735,7 @@ var optimizerKeys = []*Key{
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)).orList(whole(2, maxRanks), 2, 2), Default: "auto", Example: "8",
 		Doc: "Number of ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism combined. It must divide `model.heads`, unless `sp_mode` is `ring`. Communication between these ranks is cheapest inside a node. " +
-			"With `[a, b]`, groups of `a` adjacent ranks share heads as `sp_mode` says, `megatron` or `ulysses`, and `b` such groups form a ring, around which each passes K and V of its chunks of the sequence; only `a` must divide `model.heads`. `auto` tries all numbers that fit the model and the cluster; and for numbers of ranks that span nodes or do not divide the heads, also `[a, b]` with the largest possible `a` in a node.",
+			"With `[a, b]`, groups of `a` adjacent ranks share heads as `sp_mode` says, `megatron` or `ulysses`, and `b` such groups form a ring, around which each passes K and V of its chunks of the sequence; only `a` must divide `model.heads`. `auto` tries all numbers that fit the model and the cluster; and for numbers of ranks that span nodes or do not divide the heads, also `[a, b]` with the largest possible `a` in a node, if `sp_mode` is `auto`, too.",
 		set: setSP},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
 		Doc: "Number of pipeline stages, each with contiguous layers. `auto` tries every number that is possible with the given GPUs and layers.",

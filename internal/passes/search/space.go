@@ -284,7 +284,7 @@ const mostOnRing = 512
 
 // sps returns the values of sp as a dimension. The number of ranks must divide the number of heads unless sp_mode is ring. A
 // ring is tried where it lets more ranks share a layer than the heads allow. Where ranks of several nodes share a layer, or more than
-// the heads allow, the largest groups of ranks of a node that can divide heads may also form a ring.
+// the heads allow, the largest groups of ranks of a node that can divide heads may also form a ring, unless sp_mode is given.
 func (sp *space) sps(s *lang.Schedule) (out []value) {
 	add := func(n, ring int) {
 		out = append(out, value{plan.Parallel{SP: n, Ring: ring}.SPText(), func(s *lang.Schedule) { s.SP, s.Ring = n, ring }})
@@ -294,7 +294,7 @@ func (sp *space) sps(s *lang.Schedule) (out []value) {
 		if mayBe(s.SPMode, graph.ModeRing) || slices.Contains(counts, n) {
 			add(n, 0)
 		}
-		if a := sp.groupOf(n); 1 < a && a < n && s.SPMode != graph.ModeRing && sp.model.LinearKeyHeads == 0 && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0 {
+		if a := sp.groupOf(n); 1 < a && a < n && mayBe(s.SPMode, "") && sp.model.LinearKeyHeads == 0 && sp.train.Sequence%int64(2*n) == 0 && s.Align%(2*n) == 0 {
 			add(n, n/a)
 		}
 	}
