@@ -259,6 +259,28 @@ func TestCaching(t *testing.T) {
 	}
 }
 
+// TestKeepAttention checks that the policy of this name keeps the result of attention and its statistics, with sinks and without
+// them, however ranks divide a layer.
+func TestKeepAttention(t *testing.T) {
+	for _, sinks := range []bool{false, true} {
+		for _, split := range splits(1, 2, 4) {
+			m := small("llama", lang.PositionsRope)
+			m.DType, m.AttnSinks = "bf16", sinks
+			g, kept := New(m, split, 64), []string{}
+			b := g.LayerWithout(0, g.RecomputedBy(RecomputeKeepAttention))
+			for _, u := range b.Units {
+				for _, v := range u.Values {
+					kept = append(kept, b.Values[v].Name)
+				}
+			}
+			slices.Sort(kept)
+			if !slices.Equal(kept, []string{"attn.lse", "attn.out", "ln1.in"}) {
+				t.Errorf("%+v, sinks %v: %v are kept", split, sinks, kept)
+			}
+		}
+	}
+}
+
 // TestCachesAreNotRepeated checks that a norm of K that is repeated to obtain its statistics writes K to a new
 // value, not to the cache, which still holds K.
 func TestCachesAreNotRepeated(t *testing.T) {

@@ -29,10 +29,13 @@ const (
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     func(n *Node) bool { return savings[n.Op] == cheap },
-	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Scan && n.Op != ir.Cast }, // in a ring, the cast rounds the result of attention
+	RecomputeKeepAttention: func(n *Node) bool { return !slices.Contains(attending, n.Op) },
 	RecomputeFull:          func(*Node) bool { return true },
 	RecomputeFullKV:        func(*Node) bool { return true },
 }
+
+// attending lists what computes the result of attention: a sink changes it, and in a ring, a cast rounds it.
+var attending = []ir.Op{ir.Attention, ir.AttentionSink, ir.Scan, ir.Cast}
 
 // findKVNodes collects, in order, the forward nodes that compute K and V from the input.
 func (b *builder) findKVNodes() {
