@@ -235,6 +235,14 @@ func TestHeadsBetweenHeads(t *testing.T) {
 	}
 }
 
+// The first half of a split backward pass computes the gradients of convolutions, which ranks therefore do not divide.
+func TestConvolutionsUnderZero(t *testing.T) {
+	p := smallProgram(t, Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 8, PP: 3, SP: 2, DP: 2, Zero: "3", Strategy: "zb-h2", N: 4, Layers: 6, Traits: models["hybrid"]}, false)
+	if _, err := meaning.Prove(p); err != nil {
+		t.Error(err)
+	}
+}
+
 // If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not.
 func TestFrozenBiasesOfExperts(t *testing.T) {
 	p := smallProgram(t, Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, N: 2, Traits: models["ossmoe"], Tuning: `freeze = [biases]`}, false)

@@ -164,6 +164,7 @@ type Param struct {
 	Name     string   // within the block, such as "wq"; the full name of the tensor is "layer.3.wq"
 	Shape    [2]int64 // of the whole tensor; vectors are {n, 1}
 	Vector   bool     // its views have one dimension
+	Small    bool     // ranks never divide it, like a vector: the first half of a split backward pass computes its gradient
 	Planes   int64    // if not 0, the rows are those of this many matrices, one for each expert
 	Local    [2]int64 // on one rank, padded
 	Shard    Shard

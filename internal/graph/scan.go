@@ -95,7 +95,7 @@ func (g *Model) byHeads(b *builder, name string, x int, cols int64) int {
 // convolved appends the short convolution of x, whose columns are those of this rank's heads.
 func (g *Model) convolved(b *builder, name string, x int, whole int64, start string) int {
 	width := int64(g.LinearConv)
-	w := b.param(g.perHead(Param{Name: "conv_" + name, Std: 1 / math.Sqrt(3*float64(width))}, whole, width, start)) // as PyTorch initialises convolutions
+	w := b.param(g.perHead(Param{Name: "conv_" + name, Small: true, Std: 1 / math.Sqrt(3*float64(width))}, whole, width, start)) // as PyTorch initialises convolutions
 	before, after := b.carry(g.Whole, Value{Name: "tail." + name, Rows: Each, Count: width, Cols: b.Values[x].Cols, DType: b.act})
 	y := b.value(b.like(x, name+".conv"))
 	b.node(ir.Conv, []Attr{integer("width", width), from("batch", FromBatch)}, all(y), after, all(x), all(w), Arg{Value: Missing}, before, g.positions(b))

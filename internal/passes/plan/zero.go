@@ -105,10 +105,10 @@ func (s Slicing) Part() int64 { return s.Rows * s.DP }
 // Whole returns the rows of all slices together: those of the parameter, and padding.
 func (s Slicing) Whole() int64 { return s.Rows * s.Slices() }
 
-// Slicing returns how a parameter's gradient is sliced over ranks. Vectors and matrices with fewer rows than there
-// are ranks are too small to slice.
+// Slicing returns how a parameter's gradient is sliced over ranks. Vectors, kernels of convolutions, and matrices with fewer rows
+// than there are ranks are too small to slice.
 func (p *Plan) Slicing(param *graph.Param) Slicing {
-	if param.Shape[1] > 1 {
+	if param.Shape[1] > 1 && !param.Small {
 		sp, dp := int64(1), int64(p.Parallel.DP)
 		switch param.Reduce {
 		case graph.GroupNames[graph.GroupSP]:
