@@ -243,6 +243,16 @@ func TestConvolutionsUnderZero(t *testing.T) {
 	}
 }
 
+// One of four ranks has only padding of an expert with six columns, so that its part of an adapter's product is 0.
+func TestAdapterOfPadding(t *testing.T) {
+	p := smallProgram(t, Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, SP: 4, N: 1,
+		Traits: "num_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\nshared_expert_intermediate_size = 6",
+		Tuning: "adapter = lora(rank = 2, alpha = 3, targets = all-linear)"}, false)
+	if _, err := meaning.Prove(p); err != nil {
+		t.Error(err)
+	}
+}
+
 // If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not.
 func TestFrozenBiasesOfExperts(t *testing.T) {
 	p := smallProgram(t, Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, N: 2, Traits: models["ossmoe"], Tuning: `freeze = [biases]`}, false)

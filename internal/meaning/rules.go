@@ -1,6 +1,8 @@
 package meaning
 
 import (
+	"slices"
+
 	"sppo.dev/ir"
 )
 
@@ -310,7 +312,10 @@ func matmul(c *call) {
 			c.refuse("multiplies columns %d to %d by rows %d to %d", a.cols.lo, a.cols.hi-1, inner.lo, inner.hi-1)
 		}
 		r := a.with(outer)
-		y := c.makeSome(productKey(false, c.bool("trans_b")), cover{nowhere.by(features, inner)}, r, a.part, a.value, b.value)
+		y := &content{} // of rows that are 0, such as sums over nothing but padding
+		if !a.value.isZero() {
+			y = c.makeSome(productKey(false, c.bool("trans_b")), cover{nowhere.by(features, inner)}, r, a.part, a.value, b.value)
+		}
 		if bias != nil {
 			y = c.biased(y, bias, r)
 		}
@@ -335,6 +340,10 @@ func productOverRows(c *call) {
 	}
 	t := c.term
 	lists := c.rows(c.linear("a"), c.linear("b"))
+	if slices.ContainsFunc(lists, allZero) {
+		c.write("c", made(nil, matrix(lists[0][0].cols, lists[1][0].cols), &content{}))
+		return
+	}
 	c.write("c", c.overRows(productKey(true, false), lists, func(p []piece) (rectangle, box) {
 		over := p[0].tokens()
 		if t(productKey(true, false), p[0].value, p[1].value).kind == overCols {
@@ -342,6 +351,11 @@ func productOverRows(c *call) {
 		}
 		return matrix(p[0].cols, p[1].cols), over
 	}))
+}
+
+// allZero reports whether all rows are 0.
+func allZero(list []piece) bool {
+	return !slices.ContainsFunc(list, func(p piece) bool { return !p.value.isZero() })
 }
 
 func biasGrad(c *call) {
