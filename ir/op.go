@@ -1048,7 +1048,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Gradients of matmul_grouped with respect to b and bias: for each expert, the transpose of its rows of a times its rows of dy, " +
 			"and the sum of its rows of dy.",
 		Operands: []Operand{
-			{Name: "db", Dir: WriteOrAdd, Types: "f32", Doc: "[e,k,o], or [e,o,k] if transposed"},
+			{Name: "db", Dir: WriteOrAdd, Types: "f32", Doc: "[e,k,o], or [e,o,k] if transposed", Spare: true},
 			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "e,o", Adds: "accumulate_bias", Optional: true},
 			{Name: "dy", Types: "T", Dims: "n,o"},
 			operandEnds,

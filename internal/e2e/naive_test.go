@@ -253,11 +253,14 @@ func TestAdapterOfPadding(t *testing.T) {
 	}
 }
 
-// If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not.
-func TestFrozenBiasesOfExperts(t *testing.T) {
-	p := smallProgram(t, Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, N: 2, Traits: models["ossmoe"], Tuning: `freeze = [biases]`}, false)
-	if _, err := meaning.Prove(p); err != nil {
-		t.Error(err)
+// If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not. If
+// only their matrices are frozen, one opcode computes the gradients of both.
+func TestFrozenPartsOfExperts(t *testing.T) {
+	for _, freeze := range []string{"biases", "mlp", `mlp, biases`} {
+		c := Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, DP: 2, Zero: "3", N: 2, Traits: models["ossmoe"], Tuning: "freeze = [" + freeze + "]"}
+		if _, err := meaning.Prove(smallProgram(t, c, false)); err != nil {
+			t.Errorf("%s: %v", freeze, err)
+		}
 	}
 }
 
