@@ -137,13 +137,8 @@ func Problems(p *plan.Plan) []plan.Problem {
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = left or off", "mux = %s shares attention "+
 			"over all earlier tokens, but every layer has a window", p.Schedule.Mux)}
 	}
-	if left && p.Model.LinearKeyHeads > 0 {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = right or off", "mux = %s divides subsequences among stages, but "+
-			"the states of linear attention pass from token to token", p.Schedule.Mux)}
-	}
-	if left && p.Model.RouterAuxLoss > 0 {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = right or off, or router_aux_loss_coef = 0", "mux = %s divides subsequences among stages, but "+
-			"aux_loss counts the tokens of a whole sequence for each expert", p.Schedule.Mux)}
+	if why, hint := plan.Indivisible(&p.Model); left && why != "" {
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, hint, "mux = %s divides subsequences among stages, but %s", p.Schedule.Mux, why)}
 	}
 	if left {
 		return leftProblems(p)

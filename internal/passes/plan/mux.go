@@ -3,6 +3,7 @@ package plan
 import (
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/schedule"
+	"sppo.dev/lang"
 )
 
 // Slot identifies a time slot of a pipeline. If all tasks take the same time, the tasks of one slot run at the
@@ -112,4 +113,16 @@ func (p *Plan) Unshared() *Plan {
 		u.Tasks[rank] = u.OwnTasks(0, rank, 0)
 	}
 	return &u
+}
+
+// Indivisible returns why stages cannot divide the subsequences of a model, as mux = left does, and what is possible instead. Both are
+// empty if they can.
+func Indivisible(m *lang.Model) (why, hint string) {
+	switch {
+	case m.LinearKeyHeads > 0:
+		return "the states of linear attention pass from token to token", "mux = right or off"
+	case m.RouterAuxLoss > 0:
+		return "aux_loss counts the tokens of a whole sequence for each expert", "mux = right or off, or router_aux_loss_coef = 0"
+	}
+	return "", ""
 }

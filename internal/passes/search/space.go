@@ -512,9 +512,10 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 		return []string{"off"}
 	}
 	var out []string
+	whole, _ := plan.Indivisible(&sp.model)
 	for _, mux := range []string{"off", "left", "right", "on"} {
 		left, right := mux == "left" || mux == "on", mux == "right" || mux == "on"
-		if !(left && sp.model.LinearKeyHeads > 0 || right && sp.model.FullLayers(sp.train.Sequence) == 0) {
+		if !(left && whole != "" || right && sp.model.FullLayers(sp.train.Sequence) == 0) {
 			out = append(out, mux)
 		}
 	}
