@@ -64,6 +64,7 @@ func layoutOf(p *ir.Program) (*layout, error) {
 	}
 	l.share(cmp.Or(p.Machine.GPUsPerNode, len(p.Ranks)))
 	l.channels = channelsFor(l.streams)
+	l.limit(len(p.Ranks))
 	return l, l.check(len(p.Ranks))
 }
 
@@ -229,6 +230,24 @@ func channelsFor(streams int) int {
 		return 0
 	}
 	return min(mostChannels, 1<<(bits.Len(uint(max(1, smallestCard/streams)))-1))
+}
+
+// mostBuffers is the device memory of a rank that NCCL's buffers may take by our estimate. Plans do not count them: clusters set
+// 4 GiB of each GPU aside, for these buffers, the context (about 0.5 GB) and the workspace of libraries.
+const mostBuffers = 3 << 30
+
+// limit halves the number of channels until the buffers of every rank take at most mostBuffers.
+func (l *layout) limit(ranks int) {
+	most := func() (n ir.Bytes) {
+		for r := range ranks {
+			n = max(n, l.buffers(r))
+		}
+		return n
+	}
+	for n := cmp.Or(l.channels, mostChannels); n > 1 && most() > mostBuffers; {
+		n /= 2
+		l.channels = n
+	}
 }
 
 // Sizes of NCCL's buffers for one channel between two ranks, from the sources of release 2.30 (src/init.cc,

@@ -90,13 +90,13 @@ var jobsOfManyRanks = []struct {
 	slow      bool    // slow to compile
 }{
 	{"one group of 8", 8, "pp=1 sp=8 dp=1", 1, 1, 1, 1.61, false},
-	{"dp and sp", 16, "pp=1 sp=4 dp=4 zero=1", 3, 12, 3, 4.83, false},
+	{"dp and sp", 16, "pp=1 sp=4 dp=4 zero=1", 3, 12, 3, 2.42, false},
 	{"pipeline of 8", 8, "pp=8 sp=1 dp=1", 5, 17, 5, 1.21, false},
 	{"pipeline of 8 stages of 16", 128, "pp=8 sp=16 dp=1", 6, 248, 6, 2.01, true},
-	{"pipelines side by side", 64, "pp=4 sp=4 dp=4 zero=1", 8, 192, 8, 3.62, false},
+	{"pipelines side by side", 64, "pp=4 sp=4 dp=4 zero=1", 8, 192, 8, 1.81, false},
 	{"shared tasks, 4 stages", 8, "pp=4 sp=2 dp=1 mux=on subsequences=4", 12, 34, 14, 1.21, false},
 	{"shared tasks, 8 stages", 8, "pp=8 sp=1 dp=1 mux=on subsequences=8", 17, 35, 29, 1.81, true},
-	{"shared tasks, 16 stages", 16, "pp=16 sp=1 dp=1 mux=on subsequences=16", 33, 157, 61, 3.42, true},
+	{"shared tasks, 16 stages", 16, "pp=16 sp=1 dp=1 mux=on subsequences=16", 33, 157, 61, 1.71, true},
 }
 
 // TestCommunicatorsOfJobs checks the number of communicators of jobs on nodes of 8 GPUs, and the estimated
