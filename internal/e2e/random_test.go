@@ -163,8 +163,9 @@ func (d *drawn) drawLinear(r *rand.Rand, sp int) {
 		linear += "attn_output_gate = true\n"
 	}
 	if strings.Contains(d.text, "layer_types") {
-		d.text = strings.Replace(d.text, "none]", "gated_delta]", 1)
-		d.text = strings.Replace(d.text, "[none, full", "[gated_delta, full", 1)
+		for _, list := range []string{"full, none]", "[none, full"} {
+			d.text = strings.Replace(d.text, list, strings.Replace(list, "none", "gated_delta", 1), 1)
+		}
 		types = ""
 	}
 	d.model.Traits += "\n" + types + linear
@@ -257,7 +258,7 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	give := func(key string, value any) { traits = append(traits, fmt.Sprintf("%s = %v", key, value)) }
 	for _, k := range lang.KeysOf("model") {
 		words := k.Words()
-		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks", "attn_output_gate", "shared_expert_gate", "mlp_layer_types", "scoring_func", "norm_topk_prob", "e_score_correction_bias"}, k.Name) || r.IntN(3) > 0 {
+		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks", "attn_output_gate", "shared_expert_gate", "mlp_layer_types", "scoring_func", "norm_topk_prob", "e_score_correction_bias", "aux_loss", "layer_types"}, k.Name) || r.IntN(3) > 0 {
 			continue
 		}
 		word := pick(r, words...)
