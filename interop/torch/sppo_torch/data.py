@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,6 @@ class Sequence(NamedTuple):
     tokens: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
-
-
-class Source(Protocol):
-    def train(self, step: int, index: int) -> Sequence: ...
-
-    def validation(self, index: int) -> Sequence: ...
 
 
 class Batch:
@@ -139,6 +133,9 @@ class Written:
 
     def validation(self, index: int) -> Sequence:
         return Sequence(*self._read("validation.npy", max(1, self.step))[:, index])
+
+
+Source = Random | Text | Written
 
 
 def find(patterns: list[str], folder: str) -> list[str]:

@@ -7,7 +7,7 @@ caller runs these and tries again. Between processes, calls wait.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import Any, Iterable, Protocol
+from typing import Any, Iterable
 
 import torch
 import torch.distributed as dist
@@ -30,20 +30,6 @@ class Meeting:
 
     def finish(self, gifts: list[Tensor]) -> None:
         COLLECTIVES[self.name](self.result, gifts, self.members.index(self.rank), **self.attributes)
-
-
-class Links(Protocol):
-    def send(self, rank: int, peer: int, stream: str, x: Tensor) -> bool: ...
-
-    def recv(self, rank: int, peer: int, stream: str, y: Tensor) -> bool: ...
-
-    def meet(self, meeting: Meeting) -> bool: ...
-
-    def settle(self) -> None:
-        """Waits until all messages of a section have arrived."""
-
-    def share(self, values: Any) -> list[Any]:
-        """Returns the values of all processes."""
 
 
 class Local:
@@ -82,11 +68,13 @@ class Local:
         return True
 
     def settle(self) -> None:
+        """Checks that all messages of a section have arrived."""
         left = [key for key, waiting in self.messages.items() if waiting]
         if left:
             raise RuntimeError(f"messages without a receiver: {left}")
 
     def share(self, values: Any) -> list[Any]:
+        """Returns the values of all processes."""
         return [values]
 
 
@@ -149,6 +137,7 @@ class Distributed:
         return True
 
     def settle(self) -> None:
+        """Waits until all messages of a section have been sent."""
         for work, _ in self.pending:
             work.wait()
         self.pending.clear()
@@ -157,3 +146,6 @@ class Distributed:
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, values)
         return everyone
+
+
+Links = Local | Distributed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +37,7 @@ class View(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        size = SIZES[self.type]
-        for d in self.shape:
-            size *= d
-        return size
+        return SIZES[self.type] * math.prod(self.shape)
 
 
 class Const(NamedTuple):
