@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An operand of an opcode. `dims` are the names of its dimensions, empty if any shape is allowed; `adds` is the attribute
     that makes an operand with direction acc add."""
 
     name: str
     dir: str
     types: str
-    dims: tuple[str, ...] = ()
+    dims: tuple[str, ...]
     optional: bool = False
     adds: str = ""
 
 
-@dataclass(frozen=True)
-class Attribute:
+class Attribute(NamedTuple):
     """An attribute of an opcode. `argument` is its name as a Python argument, since `as` is a keyword."""
 
     name: str
@@ -36,42 +34,35 @@ class Attribute:
         return self.kind in ("float", "factor")
 
 
-@dataclass(frozen=True)
-class Opcode:
+class Opcode(NamedTuple):
     """A row of the table. `group` is kernel, data, move, comm or sync."""
 
     name: str
     group: str
-    operands: tuple[Operand, ...] = field(default=())
-    attributes: tuple[Attribute, ...] = field(default=())
+    operands: tuple[Operand, ...]
+    attributes: tuple[Attribute, ...]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     version: int
     table: int
     streams: tuple[str, ...]
     functions: tuple[str, ...]
     opcodes: tuple[Opcode, ...]
 
+    def opcode(self, name: str) -> Opcode:
+        return next(op for op in self.opcodes if op.name == name)
 
-def _operand(row: dict) -> Operand:
-    dims = tuple(row["dims"].split(",")) if row.get("dims") else ()
-    return Operand(row["name"], row["dir"], row["types"], dims, row.get("optional", False), row.get("adds", ""))
+
+def _opcode(row: dict) -> Opcode:
+    operands = (Operand(**o | {"dims": tuple(filter(None, o.get("dims", "").split(",")))}) for o in row.get("operands") or [])
+    return Opcode(row["name"], row["class"], tuple(operands), tuple(Attribute(**a) for a in row.get("attributes") or []))
 
 
 def load() -> Table:
     """Reads opcodes.json, which lies beside this file."""
     text = json.loads((Path(__file__).parent / "opcodes.json").read_text())
-    opcodes = tuple(
-        Opcode(
-            row["name"],
-            row["class"],
-            tuple(_operand(o) for o in row.get("operands") or []),
-            tuple(Attribute(a["name"], a["kind"]) for a in row.get("attributes") or []),
-        )
-        for row in text["opcodes"]
-    )
+    opcodes = tuple(map(_opcode, text["opcodes"]))
     return Table(text["version"], int(text["table"], 16), tuple(text["streams"]), tuple(text["functions"]), opcodes)
 
 

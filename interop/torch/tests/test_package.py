@@ -22,11 +22,20 @@ class Opcodes(unittest.TestCase):
                     self.assertIn(op.name, COLLECTIVES)
                 if op.group not in ("kernel", "move"):
                     continue
-                parameters = inspect.signature(KERNELS[op.name]).parameters.values()
+                kernel, named = KERNELS[op.name], op
+                reads = [o.name for o in op.operands]
+                if hasattr(kernel, "__wrapped__"):  # differentiable: one function for an opcode and its gradient
+                    named = TABLE.opcode(kernel.__name__)
+                    reads = [o.name for o in named.operands if o.dir == "in"]
+                    if op != named:
+                        grads = ["d" + o.name for o in named.operands]
+                        self.assertLessEqual({o.name for o in op.operands}, {*reads, *grads})
+                        self.assertLessEqual(set(named.attributes), set(op.attributes))
+                parameters = inspect.signature(kernel).parameters.values()
                 operands = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
                 attributes = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
-                self.assertEqual(operands, [o.name for o in op.operands])
-                self.assertEqual(attributes, [a.argument for a in op.attributes])
+                self.assertEqual(operands, reads)
+                self.assertEqual(attributes, [a.argument for a in named.attributes])
 
 
 class Numbers(unittest.TestCase):

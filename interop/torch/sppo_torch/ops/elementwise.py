@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import randoms
-from . import opcode, store, vjp, zigzag_rows
+from . import differentiable, opcode, store, zigzag_rows
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -21,33 +21,16 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated(function: str, gate: Tensor, up: Tensor) -> Tensor:
-    """What glu computes."""
+@differentiable
+def activation(x: Tensor, *, function: str) -> tuple[Tensor]:
+    return (FUNCTIONS[function](x),)
+
+
+@differentiable
+def glu(gate: Tensor, up: Tensor, *, function: str) -> tuple[Tensor]:
     if function == "clamped_silu":
         up = up.clamp(-7, 7) + 1
-    return FUNCTIONS[function](gate) * up
-
-
-@opcode
-def activation(y: Tensor, x: Tensor, *, function: str) -> None:
-    store(y, FUNCTIONS[function](x.float()))
-
-
-@opcode
-def activation_grad(dx: Tensor, dy: Tensor, x: Tensor, *, function: str) -> None:
-    store(dx, vjp(FUNCTIONS[function], [x], dy)[0])
-
-
-@opcode
-def glu(y: Tensor, gate: Tensor, up: Tensor, *, function: str) -> None:
-    store(y, gated(function, gate.float(), up.float()))
-
-
-@opcode
-def glu_grad(dgate: Tensor, dup: Tensor, dy: Tensor, gate: Tensor, up: Tensor, *, function: str) -> None:
-    of_gate, of_up = vjp(lambda g, u: gated(function, g, u), [gate, up], dy)
-    store(dgate, of_gate)
-    store(dup, of_up)
+    return (FUNCTIONS[function](gate) * up,)
 
 
 @opcode

@@ -48,15 +48,7 @@ def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor |
 
 @opcode
 def matmul_grouped_weight_grad(
-    db: Tensor,
-    dbias: Tensor | None,
-    dy: Tensor,
-    ends: Tensor,
-    a: Tensor,
-    *,
-    trans_b: bool,
-    accumulate: bool,
-    accumulate_bias: bool,
+    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool, accumulate_bias: bool
 ) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
         store(db[e], product(dy[rows].T, a[rows]) if trans_b else product(a[rows].T, dy[rows]), accumulate)
