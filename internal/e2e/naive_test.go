@@ -253,6 +253,12 @@ func TestAdapterOfPadding(t *testing.T) {
 	}
 }
 
+// Matrices of equal shapes are updated alike, however several ranks would divide them.
+func TestEqualShapes(t *testing.T) {
+	smallProgram(t, Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, N: 1, Optimizer: "muon",
+		Traits: fmt.Sprintf("layer_types = [gated_delta, full]\nlinear_key_head_dim = 8\nlinear_num_key_heads = 1\nlinear_num_value_heads = 1\nlinear_value_head_dim = %d\nlinear_conv_kernel_dim = 1", hidden)}, false)
+}
+
 // If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not. If
 // only their matrices are frozen, one opcode computes the gradients of both.
 func TestFrozenPartsOfExperts(t *testing.T) {
@@ -334,14 +340,20 @@ func checkUpdate(t *testing.T, when string, got, want naive.Tensors, names []str
 // tokensOf returns a step's batch from the program's data set.
 func tokensOf(t *testing.T, p *ir.Program, step int) [][]int32 {
 	t.Helper()
+	return sequencesOf(t, p, ir.SectionStep, step, p.Run.Batch)
+}
+
+// sequencesOf returns the first sequences of a round of a section from the program's data set.
+func sequencesOf(t *testing.T, p *ir.Program, section ir.Section, round, count int) [][]int32 {
+	t.Helper()
 	data, err := train.OpenData(&p.Run, "")
 	if err != nil {
 		t.Fatalf("opening the data: %v", err)
 	}
-	batch := make([][]int32, p.Run.Batch)
+	batch := make([][]int32, count)
 	for i := range batch {
 		batch[i] = make([]int32, p.Run.Sequence+1)
-		if err := data.Tokens(ir.SectionStep, int64(step), int64(i), 0, batch[i], 1); err != nil {
+		if err := data.Tokens(section, int64(round), int64(i), 0, batch[i], 1); err != nil {
 			t.Fatalf("reading the data: %v", err)
 		}
 	}

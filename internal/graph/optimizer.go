@@ -196,7 +196,10 @@ func muon(u *updater) {
 		x, row = whole, constant("row", ConstSlice)
 	}
 	divided := u.param.Shard != Replicated && u.split.SP > 1
-	fromLeft := u.param.Shard == ByCols || !divided && rows <= cols
+	fromLeft := rows <= cols
+	if divided {
+		fromLeft = u.param.Shard == ByCols
+	}
 	x = u.normalized(x, divided)
 	for i := range muonSteps {
 		x = u.iteration(fmt.Sprint(".", i), x, fromLeft, divided)
