@@ -460,6 +460,12 @@ func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 		most = 100
 	}
 	problems := notClose(d.model, got, plain, tol)
+	if len(problems) > 0 && strings.Contains(d.text, "num_experts") {
+		if closest := d.closestChoice(t); closest < nearTie {
+			t.Logf("the programs may differ in an expert that was chosen by only %.2g: %s", closest, problems[0])
+			return
+		}
+	}
 	if len(problems) > 0 {
 		p, model, weights := d.firstStep(t)
 		_, exact := naive.LossAndGrads(model, weights, tokensOf(t, p, 1))
@@ -473,6 +479,36 @@ func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	for _, problem := range problems {
 		t.Errorf("E3: against the plain program: %s", problem)
 	}
+}
+
+// nearTie is a difference of scores that rounding in f32 can reverse.
+const nearTie = 2e-6
+
+// closestChoice trains the plain program of a draw and returns the least difference by which the exact model with the same weights
+// chooses an expert, in all steps and in the validation.
+func (d *drawn) closestChoice(t *testing.T) float64 {
+	t.Helper()
+	_, p, err := compile(d.text, d.plain()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	job, closest := open(t, p, 1, nil), math.Inf(1)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	raiseAdapters(t, p, job)
+	model := naiveModel(t, p)
+	model.Closest = &closest
+	for step := 1; step <= int(p.Run.Steps); step++ {
+		model.Step = int64(step)
+		naive.Loss(model, doubles(tensors(t, p, job, ir.RoleWeight)), tokensOf(t, p, step))
+		if _, err := job.Step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	model.Step = 0 // without dropout
+	naive.Loss(model, doubles(tensors(t, p, job, ir.RoleWeight)), sequencesOf(t, p, ir.SectionEval, 0, p.Run.EvalBatch))
+	return closest
 }
 
 // firstStep returns the plain program of a draw, its naive model, and its weights before the first step.

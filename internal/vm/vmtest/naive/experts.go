@@ -14,6 +14,15 @@ type Router struct {
 	Eps, Scale        float64
 	Groups, TopGroups int
 	Correction        []float64 // by expert; nil: none
+
+	Closest *float64 // if not nil, lowered to the least difference by which an expert or a group was chosen
+}
+
+// chosenBy lowers Closest to the difference by which the first of the sorted numbers, as many as were chosen, exceed the others.
+func (r Router) chosenBy(numbers []float64, order []int, chosen int) {
+	if r.Closest != nil && chosen < len(order) {
+		*r.Closest = min(*r.Closest, numbers[order[chosen-1]]-numbers[order[chosen]])
+	}
 }
 
 // scores returns the scores of all experts of a row. Those of chosen are the logits.
@@ -48,6 +57,7 @@ func (r Router) Choose(logits []float64) (experts []int) {
 			}
 		}
 		slices.SortStableFunc(order, func(a, b int) int { return compare(scores[b], scores[a]) })
+		r.chosenBy(scores, order, r.Top)
 		experts = append(experts, order[:r.Top]...)
 	}
 	return experts
@@ -65,6 +75,7 @@ func (r Router) groups(scores []float64) []int {
 		sums[g], order[g] = own[size-1]+own[size-2], g
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return compare(sums[b], sums[a]) })
+	r.chosenBy(sums, order, r.TopGroups)
 	return order[:r.TopGroups]
 }
 
@@ -112,7 +123,7 @@ func (r Router) Weights(logits []float64, experts []int) []float64 {
 // sequence r modulo batch.
 func (r Router) Counts(logits []float64, batch int) []float64 {
 	counts := make([]float64, batch*r.Experts)
-	for i, e := range (Router{Experts: r.Experts, Top: r.Top}).Choose(logits) {
+	for i, e := range (Router{Experts: r.Experts, Top: r.Top, Closest: r.Closest}).Choose(logits) {
 		counts[i/r.Top%batch*r.Experts+e]++
 	}
 	return counts

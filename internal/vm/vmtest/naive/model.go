@@ -50,6 +50,7 @@ type Config struct {
 	TopGroups     int      `json:"topk_group"`
 	RouterZLoss   float64  `json:"router_z_loss_coef"`
 	RouterAuxLoss float64  `json:"router_aux_loss_coef"`
+	Closest       *float64 `json:"-"` // that of the Router
 
 	LinearKeyHeads   int `json:"linear_num_key_heads"`
 	LinearValueHeads int `json:"linear_num_value_heads"`

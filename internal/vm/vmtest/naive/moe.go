@@ -33,7 +33,7 @@ func (cfg *Config) sparse(layer int) bool {
 
 func (cfg *Config) router() Router {
 	r := Router{
-		Experts: cfg.Experts, Top: cfg.TopExperts, Scores: cfg.Scoring, Renormalize: cfg.NormTop, Scale: cfg.RoutedScale, Groups: cfg.ExpertGroups, TopGroups: cfg.TopGroups,
+		Experts: cfg.Experts, Top: cfg.TopExperts, Scores: cfg.Scoring, Renormalize: cfg.NormTop, Scale: cfg.RoutedScale, Groups: cfg.ExpertGroups, TopGroups: cfg.TopGroups, Closest: cfg.Closest,
 	}
 	switch cfg.Scoring {
 	case "softmax_topk":
