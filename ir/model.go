@@ -30,6 +30,7 @@ type Model struct {
 	ExpertFFN     int      `json:"moe_intermediate_size,omitempty"`           // width of each expert
 	SharedFFN     int      `json:"shared_expert_intermediate_size,omitempty"` // width of the expert that all tokens use; 0: none
 	SharedGate    bool     `json:"shared_expert_gate,omitempty"`              // its result is multiplied by a sigmoid
+	LatentSize    int      `json:"moe_latent_size,omitempty"`                 // width of the rows of experts, which a linear map makes and another turns back; 0: hidden, and no maps
 	Scoring       string   `json:"scoring_func,omitempty"`                    // softmax | sigmoid | softmax_topk: from a router's logits to scores
 	NormTop       bool     `json:"norm_topk_prob,omitempty"`                  // the scores of a token's experts are divided by their sum
 	RoutedScale   float64  `json:"routed_scaling_factor,omitempty"`           // factor of the scores
@@ -47,6 +48,9 @@ type Model struct {
 	LinearKeyDim     int `json:"linear_key_head_dim,omitempty"`
 	LinearValueDim   int `json:"linear_value_head_dim,omitempty"`
 	LinearConv       int `json:"linear_conv_kernel_dim,omitempty"` // tokens on which a result of the short convolution depends
+
+	ConvBias bool    `json:"use_conv_bias,omitempty"` // in layers with mamba2, convolutions have biases
+	StepMin  float64 `json:"time_step_min,omitempty"` // in layers with mamba2, smaller steps are replaced by this one
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
@@ -78,7 +82,7 @@ type Model struct {
 	RopeLong      []float64 `json:"rope_long"`
 
 	Windows      []int64  `json:"windows"`                    // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | none for each layer, repeated; empty: attention in all layers
+	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | mamba2 | none for each layer, repeated; empty: attention in all layers
 	AttnScale    float64  `json:"attn_scale"`                 // factor applied to attention scores
 	AttnSoftcap  float64  `json:"attn_softcap"`               // bound on attention scores; 0: none
 	AttnSinks    bool     `json:"attn_sinks,omitempty"`       // the softmax of attention has one more key for each head: with a learnt score, and the value 0

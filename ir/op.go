@@ -72,6 +72,8 @@ const (
 	DecayGrad
 	ExpertCounts
 	RouterLossGrad
+	ScaleColumns
+	ScaleColumnsGrad
 	NumOps
 )
 
@@ -320,6 +322,7 @@ var (
 	attrDelta      = AttrInfo{"delta", KindBool, "what the state already returns for k is subtracted from v", ScopeFormula}
 	attrHeadNorm   = AttrInfo{"norm", KindFactor, "if it is not 0, each head of q and k is divided by the root of this number plus the sum of the head's squares", ScopeFormula}
 	attrQueryBy    = AttrInfo{"scale", KindFactor, "factor of q; 0 means 1", ScopeFormula}
+	attrLeast      = AttrInfo{"least", KindFactor, "smaller steps are replaced by this one, and have no gradient", ScopeFormula}
 	attrWidth      = AttrInfo{"width", KindInt, "number of tokens on which a result depends", ScopeFormula}
 
 	operandDecay     = Operand{Name: "decay", Types: "f32", Dims: "n*batch,heads*shared*channels", Doc: "logarithms, at most 0"}
@@ -1129,7 +1132,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Decay: {
 		Name: "decay", Class: ClassKernel, Streams: onCompute,
-		Doc: "step = ln(1 + exp(x + bias)); y = -exp(rate) step. All columns of a head have one rate.",
+		Doc: "step = max(least, ln(1 + exp(x + bias))); y = -exp(rate) step. All columns of a head have one rate.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "f32", Dims: "r,heads*head_dim", Spare: true, Doc: "the decay of scan"},
 			{Name: "step", Dir: Write, Types: "f32", Dims: "r,heads*head_dim", Optional: true, Spare: true, Doc: "the beta of scan in Mamba-2"},
@@ -1137,7 +1140,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "rate", Types: "F", Dims: "heads"},
 			{Name: "bias", Types: "F", Dims: "heads*head_dim"},
 		},
-		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim},
+		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrLeast},
 		Work:  WorkMemory, Source: "Gu, Dao 2023, Mamba; Yang, Kautz, Hatamizadeh 2024",
 	},
 	DecayGrad: {
@@ -1153,7 +1156,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "rate", Types: "F", Dims: "heads"},
 			{Name: "bias", Types: "F", Dims: "heads*head_dim"},
 		},
-		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrAccumulate},
+		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrLeast, attrAccumulate},
 		Work:  WorkMemory,
 	},
 	ExpertCounts: {
@@ -1182,5 +1185,29 @@ var Ops = [NumOps]OpInfo{
 			{"balance", KindFactor, "coefficient of the second loss", ScopeJob}},
 		Rule: RuleRouterLoss, Work: WorkMemory,
 		Source: "z: Zoph et al. 2022, ST-MoE, equation 5; balance: DeepSeek-AI 2024, DeepSeek-V3, equations 17 to 20",
+	},
+	ScaleColumns: {
+		Name: "scale_columns", Class: ClassKernel, Streams: onCompute,
+		Doc: "Multiplies the columns of each head by its factor.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "x", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "factor", Types: "F", Dims: "heads"},
+		},
+		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim},
+		Work:  WorkMemory,
+	},
+	ScaleColumnsGrad: {
+		Name: "scale_columns_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Computes the gradients of scale_columns. dfactor is a sum over rows and over the columns of a head.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,heads*head_dim", Spare: true},
+			{Name: "dfactor", Dir: WriteOrAdd, Types: "f32", Dims: "heads", Optional: true},
+			{Name: "dy", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "x", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "factor", Types: "F", Dims: "heads"},
+		},
+		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrAccumulate},
+		Work:  WorkMemory,
 	},
 }

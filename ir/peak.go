@@ -69,6 +69,8 @@ var operandParts = map[Op]map[string]Part{
 	ConvGrad:          {"dnext": PartKVGradients, "w": PartWeights, "dw": PartGradients},
 	Decay:             {"rate": PartWeights, "bias": PartWeights},
 	DecayGrad:         {"drate": PartGradients, "dbias": PartGradients},
+	ScaleColumns:      {"factor": PartWeights},
+	ScaleColumnsGrad:  {"factor": PartWeights, "dfactor": PartGradients},
 	CrossEntropyStats: {"logits": PartLogits},
 	CrossEntropyGrad:  {"logits": PartLogits, "dlogits": PartLogits},
 	SumSq:             {"x": PartGradients},

@@ -101,7 +101,7 @@ func setTopGroups(s *Spec, v value) {
 
 // expertKeys lists the keys that only models with experts have.
 var expertKeys = []string{
-	"num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_expert_gate", "mlp_layer_types", "first_k_dense_replace",
+	"num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_expert_gate", "moe_latent_size", "mlp_layer_types", "first_k_dense_replace",
 	"decoder_sparse_step", "mlp_only_layers", "scoring_func", "norm_topk_prob", "routed_scaling_factor", "e_score_correction_bias", "n_group", "topk_group", "router_z_loss_coef", "aux_loss", "router_aux_loss_coef",
 }
 
@@ -109,8 +109,8 @@ var expertKeys = []string{
 func (m *Model) expertProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
 	const few = "num_experts = 8, for example"
 	if m.Experts == 0 {
-		if m.sparseLayers() > 0 || m.SharedFFN > 0 || m.HasBias(BiasExperts) || m.HasBias(BiasRouter) {
-			fail("model.mlp_layer_types model.shared_expert_intermediate_size model.bias", Conflict, few, "layers without experts cannot be sparse, nor have a shared expert, a router or biases of experts")
+		if m.sparseLayers() > 0 || m.SharedFFN > 0 || m.LatentSize > 0 || m.HasBias(BiasExperts) || m.HasBias(BiasRouter) {
+			fail("model.mlp_layer_types model.shared_expert_intermediate_size model.bias", Conflict, few, "layers without experts cannot be sparse, nor have a shared expert, latent rows, a router or biases of experts")
 		}
 		return
 	}
@@ -132,6 +132,9 @@ func (m *Model) expertProblems(fail func(keys string, code Code, hint, format st
 	}
 	if m.SharedGate && m.SharedFFN == 0 {
 		fail("model.shared_expert_gate", Conflict, "shared_expert_intermediate_size = 512, for example", "there is no shared expert that a gate could multiply")
+	}
+	if m.LatentSize > 0 && m.HasBias(BiasExperts) {
+		fail("model.moe_latent_size model.bias", Conflict, "moe_latent_size = 0", "biases of experts with latent rows are not supported")
 	}
 	m.groupProblems(fail)
 }

@@ -6,6 +6,7 @@ import "slices"
 const (
 	MixerAttention  = "attention"
 	MixerGatedDelta = "gated_delta" // linear attention by the gated delta rule
+	MixerMamba2     = "mamba2"      // linear attention by Mamba-2
 	MixerNone       = "none"
 )
 
@@ -20,6 +21,7 @@ var layerTypes = []struct {
 	{LayerSliding, MixerAttention, true},
 	{"full", MixerAttention, false},
 	{MixerGatedDelta, MixerGatedDelta, false},
+	{MixerMamba2, MixerMamba2, false},
 	{"none", MixerNone, false},
 }
 
@@ -63,7 +65,12 @@ func (m *Model) FormOf(layer int) Form {
 }
 
 // linearDefault is how the defaults of keys of linear attention follow from other keys.
-const linearDefault = "none; needed with layers of type gated_delta"
+var linearDefault = "none; needed with layers of type " + joinOr(linearMixers)
+
+// linearMixers lists the mixers with linear attention.
+var linearMixers = []string{MixerGatedDelta, MixerMamba2}
+
+func isLinear(mixer string) bool { return slices.Contains(linearMixers, mixer) }
 
 // linearKeys lists the keys that only models with linear attention have.
 var linearKeys = []string{"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"}
@@ -73,16 +80,19 @@ const ScansInRing = "in a ring, every rank has rows from both ends of a subseque
 
 // linearProblems lists the errors in the keys of linear attention.
 func (m *Model) linearProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
-	scans := slices.Contains(m.Mixers, MixerGatedDelta)
+	scans := slices.ContainsFunc(m.Mixers, isLinear)
 	for i, n := range []int{m.LinearKeyHeads, m.LinearValueHeads, m.LinearKeyDim, m.LinearValueDim, m.LinearConv} {
 		switch {
 		case n > 0 && !scans:
-			fail("model."+linearKeys[i], Conflict, "layer_types = [gated_delta, full], for example", "%s has no effect without layers of type %s", linearKeys[i], MixerGatedDelta)
+			fail("model."+linearKeys[i], Conflict, "layer_types = [gated_delta, full], for example", "%s has no effect without layers of type %s", linearKeys[i], joinOr(linearMixers))
 			return
 		case n < 1 && scans:
-			fail("model.layer_types", MissingKey, "add "+linearKeys[i]+" = "+FindKey("model."+linearKeys[i]).Example, "layers of type %s need %s", MixerGatedDelta, linearKeys[i])
+			fail("model.layer_types", MissingKey, "add "+linearKeys[i]+" = "+FindKey("model."+linearKeys[i]).Example, "layers of type %s need %s", joinOr(linearMixers), linearKeys[i])
 			return
 		}
+	}
+	if (m.ConvBias || m.StepMin != 0) && !slices.Contains(m.Mixers, MixerMamba2) {
+		fail("model.use_conv_bias model.time_step_min", Conflict, "layer_types = [mamba2, full], for example", "use_conv_bias and time_step_min have no effect without layers of type %s", MixerMamba2)
 	}
 	if scans && m.LinearValueHeads%m.LinearKeyHeads != 0 {
 		fail("model.linear_num_value_heads model.linear_num_key_heads", Indivisible, "linear_num_value_heads = "+nearMultiples(int64(m.LinearValueHeads), int64(m.LinearKeyHeads)),

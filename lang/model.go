@@ -48,6 +48,8 @@ var Families = []Family{
 	{"qwen3_moe", "Qwen3 with experts", map[string]string{"qk_norm": "head", "head_dim": "128", "rope_theta": "1000000", "norm_eps": "1e-6"}},
 	{"qwen3_next", "Qwen3-Next and Qwen3.5; `layer_types` says which layers have linear attention", map[string]string{"qk_norm": "head", "head_dim": "256",
 		"norm_offset": "1", "norm_eps": "1e-6", "rope_theta": "10000000", "rope_partial": "0.25", "attn_output_gate": "true"}},
+	{"nemotron_h", "Nemotron-H and Nemotron 3; `layer_types`, `ffn` and `mlp_layer_types` say which layers have Mamba-2, attention, an MLP or experts", map[string]string{
+		"gated": "false", "activation": "relu2", "positions": "none", "head_dim": "128"}},
 	{"mixtral", "Mixtral", map[string]string{"rope_theta": "1000000"}},
 	{"glm4_moe", "GLM-4.5 to GLM-4.7", map[string]string{"bias": "[qkv]", "head_dim": "128", "rope_theta": "1000000", "rope_partial": "0.5",
 		"scoring_func": "sigmoid", "e_score_correction_bias": "true"}},

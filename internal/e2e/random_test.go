@@ -156,15 +156,19 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 
 // drawLinear draws linear attention in some layers, and an output gate of attention in the others.
 func (d *drawn) drawLinear(r *rand.Rand, sp int) {
-	keys, types := sp*between(r, 1, 2), "layer_types = "+pick(r, "[gated_delta, full]", "[full, gated_delta]", "[gated_delta, gated_delta, full]")+"\n"
+	keys, types := sp*between(r, 1, 2), pick(r, "[%s, full]", "[full, %s]", "[%s, %s, full]")
 	linear := fmt.Sprintf("linear_num_key_heads = %d\nlinear_num_value_heads = %d\nlinear_key_head_dim = %d\nlinear_value_head_dim = %d\nlinear_conv_kernel_dim = %d\n",
 		keys, keys*between(r, 1, 3), between(r, 12, 24), between(r, 8, 16), between(r, 1, 5)) // norms of few numbers amplify rounding
 	if r.IntN(2) == 0 {
 		linear += "attn_output_gate = true\n"
 	}
-	if strings.Contains(d.text, "layer_types") {
+	mixers := pick(r, []string{"gated_delta", "gated_delta"}, []string{"mamba2", "mamba2"}, []string{"mamba2", "gated_delta"})
+	if mixers[0] == "mamba2" {
+		linear += fmt.Sprintf("use_conv_bias = %t\ntime_step_min = %g\n", r.IntN(2) == 0, pick(r, 0, 0.02))
+	}
+	if types = "layer_types = " + fmt.Sprintf(types, []any{mixers[0], mixers[1]}[:strings.Count(types, "%s")]...) + "\n"; strings.Contains(d.text, "layer_types") {
 		for _, list := range []string{"full, none]", "[none, full"} {
-			d.text = strings.Replace(d.text, list, strings.Replace(list, "none", "gated_delta", 1), 1)
+			d.text = strings.Replace(d.text, list, strings.Replace(list, "none", mixers[0], 1), 1)
 		}
 		types = ""
 	}
@@ -189,6 +193,9 @@ func drawExperts(r *rand.Rand, layers int, biased bool) string {
 	}
 	if !biased && r.IntN(3) == 0 {
 		text += "bias = " + pick(r, "[router]", "[experts]", "[qkv, mlp, router, experts]") + "\n"
+	}
+	if !strings.Contains(text, "experts]") && r.IntN(4) == 0 {
+		text += fmt.Sprintf("moe_latent_size = %d\n", between(r, 5, 40))
 	}
 	switch {
 	case layers == 1:
@@ -258,7 +265,7 @@ func drawTraits(r *rand.Rand, headDim int) string {
 	give := func(key string, value any) { traits = append(traits, fmt.Sprintf("%s = %v", key, value)) }
 	for _, k := range lang.KeysOf("model") {
 		words := k.Words()
-		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks", "attn_output_gate", "shared_expert_gate", "mlp_layer_types", "scoring_func", "norm_topk_prob", "e_score_correction_bias", "aux_loss", "layer_types"}, k.Name) || r.IntN(3) > 0 {
+		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate", "attn_sinks", "attn_output_gate", "use_conv_bias", "shared_expert_gate", "mlp_layer_types", "scoring_func", "norm_topk_prob", "e_score_correction_bias", "aux_loss", "layer_types"}, k.Name) || r.IntN(3) > 0 {
 			continue
 		}
 		word := pick(r, words...)

@@ -53,10 +53,12 @@ func listTraits() []trait {
 		{name: "experts in rings of groups", asked: func(d *drawn) bool {
 			return strings.Contains(d.text, "num_experts") && strings.HasPrefix(d.ask("sp"), "[")
 		}},
-		{name: "linear attention", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") }},
-		{name: "linear attention in several subsequences", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") && d.over("subsequences") }},
-		{name: "linear attention on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") && d.over("sp") }},
-		{name: "linear attention on several stages", asked: func(d *drawn) bool { return strings.Contains(d.text, "gated_delta") && d.over("pp") }},
+		{name: "linear attention", asked: func(d *drawn) bool { return d.linear() }},
+		{name: "linear attention in several subsequences", asked: func(d *drawn) bool { return d.linear() && d.over("subsequences") }},
+		{name: "linear attention on several ranks", asked: func(d *drawn) bool { return d.linear() && d.over("sp") }},
+		{name: "linear attention on several stages", asked: func(d *drawn) bool { return d.linear() && d.over("pp") }},
+		{name: "linear attention of two kinds", asked: func(d *drawn) bool { return strings.Contains(d.text, "mamba2, gated_delta") }},
+		{name: "latent experts on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "moe_latent_size") && d.over("sp") }},
 		{name: "dropout", asked: func(d *drawn) bool { return strings.Contains(d.model.Tuning, "dropout = 0.") }},
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},
 		{name: "frozen tensors", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }},
@@ -160,3 +162,6 @@ func (c *tally) report(t *testing.T, all bool) {
 	}
 	t.Logf("of %d specs had %s", c.specs, strings.Join(counts, "; "))
 }
+
+// linear reports whether some layers have linear attention.
+func (d *drawn) linear() bool { return strings.Contains(d.text, "linear_num_key_heads") }

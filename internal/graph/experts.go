@@ -31,15 +31,19 @@ type choice struct {
 
 // experts appends an MLP with experts.
 func (g *Model) experts(b *builder, x int) int {
-	e, h, f := int64(b.role.form.Experts), int64(g.Hidden), int64(b.role.form.FFN)
+	e, h, f := int64(b.role.form.Experts), g.rowWidth(), int64(b.role.form.FFN)
 	logits := g.logits(b, "router", x, e, g.bias(b, lang.BiasRouter, g.replicated("router.b", e, 0)))
 	in := g.enter(b, x, "ln2.gathered")
 	correction := g.correction(b, e)
 	gathered := g.enter(b, logits, "router.gathered")
 	g.routerLoss(b, logits, gathered, e)
 	to := g.route(b, "route", gathered, correction, e, int64(g.TopExperts), g.routing())
+	own := in
+	if g.LatentSize > 0 {
+		own = g.enter(b, g.latent(b, "in", x, int64(g.Hidden), h, g.InitStd), "latent.gathered")
+	}
 	rows := b.activation("experts.in", to.rows, to.top*h)
-	b.node(ir.Permute, to.attrs(), to.by(rows), all(in), all(to.places))
+	b.node(ir.Permute, to.attrs(), to.by(rows), all(own), all(to.places))
 	fl, first := g.ffnLocal(int(f)), g.ffnConst(int(f))
 	act := g.widen(b, prefixExperts, to.rows, to.top, func(name, weight, bias string) int {
 		p := g.perExpert(g.columns(prefixExperts+weight, e*h, f, fl, first), e)
@@ -55,6 +59,13 @@ func (g *Model) experts(b *builder, x int) int {
 	out := b.activation("experts.out", to.rows, to.top*h)
 	b.node(ir.MatmulGrouped, []Attr{truth("trans_b")}, to.by(out), to.by(act), all(to.ends), all(b.param(down)))
 	y := g.unpermute(b, "experts.sum", to, out, h)
+	if g.LatentSize > 0 {
+		y = g.latent(b, "out", g.leave(b, y, "latent.sum"), h, int64(g.Hidden), down.Std)
+		if g.SharedFFN > 0 {
+			y = g.sum(b, "experts.shared", y, g.leave(b, g.shared(b, x, in), "shared.sum"))
+		}
+		return y
+	}
 	if g.SharedFFN > 0 {
 		y = g.sum(b, "experts.shared", y, g.shared(b, x, in))
 	}
@@ -62,6 +73,20 @@ func (g *Model) experts(b *builder, x int) int {
 		y = g.sum(b, "mlp.biased", y, g.downBiases(b, logits, correction, to))
 	}
 	return y
+}
+
+// rowWidth returns the width of the rows that experts take and return.
+func (g *Model) rowWidth() int64 {
+	if g.LatentSize > 0 {
+		return int64(g.LatentSize)
+	}
+	return int64(g.Hidden)
+}
+
+// latent appends a linear map between the rows of the model and those of experts, of which every rank has all columns.
+func (g *Model) latent(b *builder, name string, x int, in, out int64, std float64) int {
+	w := g.reduced(Param{Name: "latent.w_" + name, Shape: [2]int64{in, out}, Local: [2]int64{in, out}, Std: std})
+	return g.linear(b, "latent."+name, Local, x, w, Arg{Value: Missing})
 }
 
 // perExpert returns a parameter whose rows are those of a matrix for each expert.

@@ -37,6 +37,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Scan:          scanGradient,
 	ir.Conv:          convGradient,
 	ir.Decay:         decayGradient,
+	ir.ScaleColumns:  scaleColumnsGradient,
 	ir.CopyD2D:       carryGradient,
 	ir.Fill:          func(*builder, Node) {},
 	ir.ExpertCounts:  func(*builder, Node) {}, // constants; matmul's rule reads them
@@ -61,7 +62,7 @@ var savings = [ir.NumOps]saving{
 	ir.LayerNorm: cheap, ir.RMSNorm: cheap, ir.Activation: cheap, ir.GLU: cheap,
 	ir.AllGather: never, ir.LoadTokens: never, ir.Rotate: never, ir.Dropout: never,
 	ir.Permute: never, ir.Fill: never, ir.Route: always, ir.CopyD2D: always,
-	ir.Conv: cheap, ir.Decay: cheap,
+	ir.Conv: cheap, ir.Decay: cheap, ir.ScaleColumns: cheap,
 	ir.AllToAll: neverIfInverse,
 }
 
@@ -361,10 +362,13 @@ func layerNormGradient(b *builder, n Node) {
 
 func rmsNormGradient(b *builder, n Node) {
 	x, gamma, heads := n.Args[2].Value, n.Args[3].Value, n.Args[2].Heads
-	dy, residual := b.inActivationType(b.grad(n.Args[0])), b.takeGrad(x)
+	dy, residual, dgamma := b.inActivationType(b.grad(n.Args[0])), b.takeGrad(x), Arg{Value: Missing}
+	if b.Values[gamma].Kind == Weight {
+		dgamma = all(b.weightGrad(gamma))
+	}
 	dx := b.newGrad(x)
 	b.node(ir.RMSNormGrad, []Attr{from("accumulate", NotFirst), n.Attrs[attrIndex(n.Op, "offset")]},
-		by(heads, all(dx)), all(b.weightGrad(gamma)), dy, by(heads, b.need(x)), by(heads, b.need(n.Args[1].Value)), all(gamma), by(heads, residual))
+		by(heads, all(dx)), dgamma, dy, by(heads, b.need(x)), by(heads, b.need(n.Args[1].Value)), b.need(gamma), by(heads, residual))
 	b.contribute(x, all(dx))
 }
 

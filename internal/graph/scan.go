@@ -41,64 +41,145 @@ func (g *Model) linearConst(name string, part int) int64 {
 	return int64(part) * map[string]int64{ConstLinearKeys: s.keys(), ConstLinearValues: s.values(), ConstLinearHead: s.heads}[name]
 }
 
-// gatedDelta appends the gated delta rule of Yang, Kautz, Hatamizadeh 2024, as in Qwen3-Next.
-func (g *Model) gatedDelta(b *builder, in int) int {
-	whole, own := g.scanSizes(1), g.scanSizes(g.HeadRanks())
-	rows := g.enter(b, in, "ln1.gathered")
-	project := func(name string, t ir.DType, all, local int64, start string) int {
-		return g.byHeads(b, name, g.scanned(b, name, rows, t, g.columns(prefixLinear+"w"+name, int64(g.Hidden), all, local, start)), local)
-	}
-	q := g.convolved(b, "q", project("q", b.act, whole.keys(), own.keys(), ConstLinearKeys), whole.keys(), ConstLinearKeys)
-	k := g.convolved(b, "k", project("k", b.act, whole.keys(), own.keys(), ConstLinearKeys), whole.keys(), ConstLinearKeys)
-	v := g.convolved(b, "v", project("v", b.act, whole.values(), own.values(), ConstLinearValues), whole.values(), ConstLinearValues)
-	logits, steps := project("b", ir.F32, whole.heads, own.heads, ConstLinearHead), project("a", ir.F32, whole.heads, own.heads, ConstLinearHead)
-	beta, decay := b.value(b.like(logits, "beta")), b.value(b.like(logits, "decay"))
-	b.node(ir.Activation, []Attr{function("sigmoid")}, all(beta), all(logits))
-	rate, bias := Param{Name: "rate", Std: 1}, Param{Name: "b_dt", Fill: decayStep}
-	b.node(ir.Decay, []Attr{integer("heads", own.heads), integer("head_dim", 1)}, all(decay), Arg{Value: Missing}, all(steps),
-		all(b.param(g.perHead(rate, whole.heads, 0, ConstLinearHead))), all(b.param(g.perHead(bias, whole.heads, 0, ConstLinearHead))))
-	o := b.activation("scan.out", Held, own.values())
-	before, after := b.carry(g.Whole, Value{Name: "state", Planes: own.heads, Rows: Each, Count: own.keyDim, Cols: own.valueDim, DType: ir.F32})
-	b.node(ir.Scan, []Attr{
-		integer("heads", own.keyHeads), integer("shared", own.heads/own.keyHeads), integer("key_dim", own.keyDim), integer("value_dim", own.valueDim),
-		from("batch", FromBatch), integer("channels", 1), truth("delta"), float("norm", 1e-6), float("scale", 1/math.Sqrt(float64(own.keyDim))),
-	}, all(o), after, all(q), all(k), all(v), all(decay), all(beta), before, g.positions(b))
-	if g.ulysses() {
-		local := b.activation("scan.local", Local, whole.values())
-		b.node(ir.AllToAll, g.exchange(1, true), all(local), all(o))
-		o = local
-	}
-	gate := g.scanned(b, "z", rows, b.act, g.columns(prefixLinear+"wz", int64(g.Hidden), whole.values(), own.values(), ConstLinearValues))
-	y := b.activation("scan.gated", g.layerRows(), b.Values[o].Cols)
-	b.node(ir.GLU, []Attr{function("silu")}, all(y), all(gate), all(g.scanNorm(b, o)))
-	part := g.linear(b, "scan.proj", g.layerRows(), y, g.rows(prefixLinear+"wo", whole.values(), own.values(), int64(g.Hidden), ConstLinearValues), Arg{Value: Missing})
-	return g.leave(b, part, "scan.sum")
+// linearLayer is a layer with linear attention while it is built.
+type linearLayer struct {
+	*Model
+	b          *builder
+	rows       int       // of its linear maps
+	whole, own scanSizes // of all heads, and of those of this rank
 }
 
-// scanned appends a linear map of a layer's rows.
-func (g *Model) scanned(b *builder, name string, rows int, t ir.DType, w Param) int {
-	y := b.value(Value{Name: name, Rows: g.layerRows(), Cols: w.Local[1], DType: t})
-	b.node(ir.Matmul, nil, all(y), all(rows), all(b.param(w)))
+func (g *Model) linearLayer(b *builder, in int) *linearLayer {
+	return &linearLayer{g, b, g.enter(b, in, "ln1.gathered"), g.scanSizes(1), g.scanSizes(g.HeadRanks())}
+}
+
+// gatedDelta appends the gated delta rule of Yang, Kautz, Hatamizadeh 2024, as in Qwen3-Next.
+func (g *Model) gatedDelta(b *builder, in int) int {
+	l := g.linearLayer(b, in)
+	q, k, v := l.keys("q"), l.keys("k"), l.values("v")
+	logits := l.project("b", ir.F32, l.whole.heads, l.own.heads, ConstLinearHead)
+	beta := b.value(b.like(logits, "beta"))
+	b.node(ir.Activation, []Attr{function("sigmoid")}, all(beta), all(logits))
+	decay := l.decay(Arg{Value: Missing})
+	o := l.scan([]int{q, k, v, decay, beta}, truth("delta"), float("norm", 1e-6), float("scale", 1/math.Sqrt(float64(l.own.keyDim))))
+	o = l.byRows(o)
+	gate := l.gate()
+	y := b.value(b.like(o, "scan.gated"))
+	b.node(ir.GLU, []Attr{function("silu")}, all(y), all(gate), all(g.scanNorm(b, o)))
+	return l.leaves(y)
+}
+
+// mamba2 appends the mixer of Dao, Gu 2024, Mamba-2, as in Nemotron-H: B, C and x are k, q and v of linear attention, of which the steps
+// of the decays are the beta. The norm comes after the gate, and each group of heads that share B and C has its own.
+func (g *Model) mamba2(b *builder, in int) int {
+	l := g.linearLayer(b, in)
+	v, k, q := l.values("v"), l.keys("k"), l.keys("q")
+	step := b.value(Value{Name: "beta", Rows: Held, Cols: l.own.heads, DType: ir.F32})
+	decay := l.decay(all(step))
+	o := l.scan([]int{q, k, v, decay, step})
+	skipped := b.value(b.like(v, "scan.skipped"))
+	factor := b.param(g.perHead(Param{Name: "skip", Fill: 1}, l.whole.heads, 0, ConstLinearHead))
+	b.node(ir.ScaleColumns, []Attr{integer("heads", l.own.heads), integer("head_dim", l.own.valueDim)}, all(skipped), all(v), all(factor))
+	o = l.byRows(g.sum(b, "scan.skip", o, skipped))
+	gate := l.gate()
+	y := b.value(b.like(o, "scan.gated"))
+	b.node(ir.GLU, []Attr{function("silu")}, all(y), all(gate), all(o))
+	return l.leaves(l.groupNorm(y))
+}
+
+// keys and values append a linear map with the width of keys or values, and its convolution.
+func (l *linearLayer) keys(name string) int {
+	return l.convolved(name, l.project(name, l.b.act, l.whole.keys(), l.own.keys(), ConstLinearKeys), l.whole.keys(), ConstLinearKeys)
+}
+
+func (l *linearLayer) values(name string) int {
+	return l.convolved(name, l.project(name, l.b.act, l.whole.values(), l.own.values(), ConstLinearValues), l.whole.values(), ConstLinearValues)
+}
+
+// project appends a linear map, of which it returns the columns of this rank's heads. If ranks hold whole weights, they exchange rows.
+func (l *linearLayer) project(name string, t ir.DType, all, own int64, start string) int {
+	return l.byHeads(name, l.scanned(name, l.rows, t, l.columns(prefixLinear+"w"+name, int64(l.Hidden), all, own, start)), own)
+}
+
+// gate appends the linear map whose activation multiplies the result.
+func (l *linearLayer) gate() int {
+	return l.scanned("z", l.rows, l.b.act, l.columns(prefixLinear+"wz", int64(l.Hidden), l.whole.values(), l.own.values(), ConstLinearValues))
+}
+
+// leaves appends the last linear map.
+func (l *linearLayer) leaves(y int) int {
+	w := l.Model.rows(prefixLinear+"wo", l.whole.values(), l.own.values(), int64(l.Hidden), ConstLinearValues)
+	return l.leave(l.b, l.linear(l.b, "scan.proj", l.layerRows(), y, w, Arg{Value: Missing}), "scan.sum")
+}
+
+// decay appends the decays of heads, and their steps unless the operand is absent.
+func (l *linearLayer) decay(step Arg) int {
+	x := l.project("a", ir.F32, l.whole.heads, l.own.heads, ConstLinearHead)
+	y := l.b.value(l.b.like(x, "decay"))
+	attrs := []Attr{integer("heads", l.own.heads), integer("head_dim", 1)}
+	if step.Value != Missing && l.StepMin > 0 {
+		attrs = append(attrs, float("least", l.StepMin))
+	}
+	rate := l.b.param(l.perHead(Param{Name: "rate", Std: 1}, l.whole.heads, 0, ConstLinearHead))
+	bias := l.b.param(l.perHead(Param{Name: "b_dt", Fill: decayStep}, l.whole.heads, 0, ConstLinearHead))
+	l.b.node(ir.Decay, attrs, all(y), step, all(x), all(rate), all(bias))
+	return y
+}
+
+// scan appends a scan with the operands q, k, v, decay and beta.
+func (l *linearLayer) scan(operands []int, attrs ...Attr) int {
+	own := l.own
+	o := l.b.activation("scan.out", Held, own.values())
+	before, after := l.b.carry(l.Whole, Value{Name: "state", Planes: own.heads, Rows: Each, Count: own.keyDim, Cols: own.valueDim, DType: ir.F32})
+	args := []Arg{all(o), after}
+	for _, v := range operands {
+		args = append(args, all(v))
+	}
+	l.b.node(ir.Scan, append(attrs,
+		integer("heads", own.keyHeads), integer("shared", own.heads/own.keyHeads), integer("key_dim", own.keyDim), integer("value_dim", own.valueDim),
+		from("batch", FromBatch), integer("channels", 1),
+	), append(args, before, l.positions(l.b))...)
+	return o
+}
+
+// byRows exchanges heads for the rank's own rows, if ranks hold whole weights.
+func (l *linearLayer) byRows(o int) int {
+	if !l.ulysses() {
+		return o
+	}
+	local := l.b.activation("scan.local", Local, l.whole.values())
+	l.b.node(ir.AllToAll, l.exchange(1, true), all(local), all(o))
+	return local
+}
+
+// scanned appends a linear map of rows.
+func (l *linearLayer) scanned(name string, rows int, t ir.DType, w Param) int {
+	y := l.b.value(Value{Name: name, Rows: l.layerRows(), Cols: w.Local[1], DType: t})
+	l.b.node(ir.Matmul, nil, all(y), all(rows), all(l.b.param(w)))
 	return y
 }
 
 // byHeads exchanges the rank's own rows for its own heads, if ranks hold whole weights.
-func (g *Model) byHeads(b *builder, name string, x int, cols int64) int {
-	if !g.ulysses() {
+func (l *linearLayer) byHeads(name string, x int, cols int64) int {
+	if !l.ulysses() {
 		return x
 	}
-	y := b.value(Value{Name: name + ".heads", Rows: Held, Cols: cols, DType: b.Values[x].DType})
-	b.node(ir.AllToAll, g.exchange(1, false), all(y), all(x))
+	y := l.b.value(Value{Name: name + ".heads", Rows: Held, Cols: cols, DType: l.b.Values[x].DType})
+	l.b.node(ir.AllToAll, l.exchange(1, false), all(y), all(x))
 	return y
 }
 
 // convolved appends the short convolution of x, whose columns are those of this rank's heads.
-func (g *Model) convolved(b *builder, name string, x int, whole int64, start string) int {
-	width := int64(g.LinearConv)
-	w := b.param(g.perHead(Param{Name: "conv_" + name, Small: true, Std: 1 / math.Sqrt(3*float64(width))}, whole, width, start)) // as PyTorch initialises convolutions
-	before, after := b.carry(g.Whole, Value{Name: "tail." + name, Rows: Each, Count: width, Cols: b.Values[x].Cols, DType: b.act})
+func (l *linearLayer) convolved(name string, x int, whole int64, start string) int {
+	b, width := l.b, int64(l.LinearConv)
+	w := b.param(l.perHead(Param{Name: "conv_" + name, Small: true, Std: 1 / math.Sqrt(3*float64(width))}, whole, width, start)) // as PyTorch initialises convolutions
+	bias := Arg{Value: Missing}
+	if l.ConvBias && b.role.form.Mixer == lang.MixerMamba2 {
+		bias = all(b.param(l.perHead(Param{Name: "b_conv_" + name}, whole, 0, start)))
+	}
+	before, after := b.carry(l.Whole, Value{Name: "tail." + name, Rows: Each, Count: width, Cols: b.Values[x].Cols, DType: b.act})
 	y := b.value(b.like(x, name+".conv"))
-	b.node(ir.Conv, []Attr{integer("width", width), from("batch", FromBatch)}, all(y), after, all(x), all(w), Arg{Value: Missing}, before, g.positions(b))
+	b.node(ir.Conv, []Attr{integer("width", width), from("batch", FromBatch)}, all(y), after, all(x), all(w), bias, before, l.positions(b))
 	return y
 }
 
@@ -120,6 +201,22 @@ func (g *Model) scanNorm(b *builder, o int) int {
 	y, stats := b.activation("scan.normed", v.Rows, v.Cols), b.value(Value{Name: "scan.stats", Rows: v.Rows, Cols: heads, DType: ir.F32})
 	gamma := b.param(g.replicated(prefixLinear+"norm.gamma", width, 1))
 	b.node(ir.RMSNorm, []Attr{float("eps", g.NormEps)}, by(heads, all(y)), by(heads, all(stats)), by(heads, all(o)), all(gamma))
+	return y
+}
+
+// groupNorm appends RMSNorm of each group of heads, and multiplies its columns by their weights.
+func (l *linearLayer) groupNorm(x int) int {
+	b, v := l.b, l.b.Values[x]
+	width := l.whole.values() / l.whole.keyHeads
+	groups := v.Cols / width
+	normed, stats := b.value(b.like(x, "scan.normed")), b.value(Value{Name: "scan.stats", Rows: v.Rows, Cols: groups, DType: ir.F32})
+	ones := b.value(Value{Name: "scan.ones", Rows: Fixed, Count: width, DType: b.act})
+	b.node(ir.Fill, []Attr{float("value", 1)}, all(ones))
+	b.node(ir.RMSNorm, []Attr{float("eps", l.NormEps)}, by(groups, all(normed)), by(groups, all(stats)), by(groups, all(x)), all(ones))
+	gamma := l.slicedBias(prefixLinear+"norm.gamma", l.whole.values(), l.own.values(), ConstLinearValues)
+	gamma.Fill = 1
+	y := b.value(b.like(x, "scan.weighted"))
+	b.node(ir.ScaleColumns, []Attr{integer("heads", v.Cols), integer("head_dim", 1)}, all(y), all(normed), all(b.param(gamma)))
 	return y
 }
 
@@ -163,10 +260,13 @@ func scanGradient(b *builder, n Node) {
 
 func convGradient(b *builder, n Node) {
 	dtail, dnext := b.carryGrads(n.Args[5], n.Args[1])
-	x, w := n.Args[2].Value, n.Args[3].Value
+	x, w, bias, dbias := n.Args[2].Value, n.Args[3].Value, n.Args[4], Arg{Value: Missing}
+	if bias.Value != Missing {
+		dbias = all(b.weightGrad(bias.Value))
+	}
 	dx := b.newGrad(x)
-	b.node(ir.ConvGrad, append(n.Attrs[:2:2], from("accumulate", NotFirst)), all(dx), all(b.weightGrad(w)), Arg{Value: Missing}, dtail,
-		b.grad(n.Args[0]), dnext, b.need(x), all(w), Arg{Value: Missing}, b.needOptional(n.Args[5]), n.Args[6])
+	b.node(ir.ConvGrad, append(n.Attrs[:2:2], from("accumulate", NotFirst)), all(dx), all(b.weightGrad(w)), dbias, dtail,
+		b.grad(n.Args[0]), dnext, b.need(x), all(w), bias, b.needOptional(n.Args[5]), n.Args[6])
 	b.contribute(x, all(dx))
 }
 
@@ -193,11 +293,21 @@ func carryGradient(b *builder, n Node) {
 }
 
 func decayGradient(b *builder, n Node) {
-	x, rate, bias := n.Args[2].Value, n.Args[3].Value, n.Args[4].Value
+	x, rate, bias, dstep := n.Args[2].Value, n.Args[3].Value, n.Args[4].Value, Arg{Value: Missing}
+	if n.Args[1].Value != Missing {
+		dstep = b.grad(n.Args[1])
+	}
 	dx := b.newGrad(x)
 	b.Values[dx].DType = b.Values[x].DType
-	b.node(ir.DecayGrad, append(n.Attrs[:2:2], from("accumulate", NotFirst)), all(dx), all(b.weightGrad(rate)), all(b.weightGrad(bias)),
-		b.grad(n.Args[0]), Arg{Value: Missing}, b.need(x), all(rate), all(bias))
+	b.node(ir.DecayGrad, append(n.Attrs[:3:3], from("accumulate", NotFirst)), all(dx), all(b.weightGrad(rate)), all(b.weightGrad(bias)),
+		b.grad(n.Args[0]), dstep, b.need(x), all(rate), all(bias))
+	b.contribute(x, all(dx))
+}
+
+func scaleColumnsGradient(b *builder, n Node) {
+	x, factor := n.Args[1].Value, n.Args[2].Value
+	dx := b.newGrad(x)
+	b.node(ir.ScaleColumnsGrad, append(n.Attrs[:2:2], from("accumulate", NotFirst)), all(dx), all(b.weightGrad(factor)), b.grad(n.Args[0]), b.need(x), all(factor))
 	b.contribute(x, all(dx))
 }
 
@@ -215,4 +325,4 @@ func (b *builder) like(v int, name string) Value {
 }
 
 // scans reports whether layers of the form have linear attention.
-func (f *form) scans() bool { return f.Mixer == lang.MixerGatedDelta }
+func (f *form) scans() bool { return f.Mixer != lang.MixerAttention && f.Mixer != lang.MixerNone }

@@ -112,14 +112,18 @@ func (l *layer) groupedGradient(weight, bias string, x, dy value, transposed boo
 
 // experts adds an MLP with experts.
 func (l *layer) experts(x value) value {
-	h, f, m := int64(l.Hidden), int64(l.ExpertFFN), &moe{x: x}
+	h, f, m := l.rowWidth(), int64(l.ExpertFFN), &moe{x: x}
 	l.moe = m
 	var correction []value
 	if l.Correction {
 		correction = []value{l.weight(l.name("router.correction"))}
 	}
 	m.router = l.route("router", x, int64(l.Experts), l.has("router"), l.modelRouter(), int64(l.ExpertGroups), int64(l.TopGroups), correction...)
-	m.rows = l.plain(l.name("the rows of experts"), ir.Permute, permuteKey(m.router.router.top), x, m.router.results[routePlaces])
+	own := x
+	if l.LatentSize > 0 {
+		own = l.linear("latent.w_in", "", false, x, int64(l.Hidden), h)
+	}
+	m.rows = l.plain(l.name("the rows of experts"), ir.Permute, permuteKey(m.router.router.top), own, m.router.results[routePlaces])
 	into := func(suffix string) value {
 		y := l.grouped(l.name("experts.w"+suffix)+" times its rows", m.rows, l.weight(l.name("experts.w"+suffix)), false, h)
 		if l.has("experts") {
@@ -138,6 +142,9 @@ func (l *layer) experts(x value) value {
 	}
 	m.out = l.grouped(l.name("the result of experts"), m.act, l.weight(l.name("experts."+down)), true, f)
 	y := l.unpermute("the sum of experts", m.router, m.out)
+	if l.LatentSize > 0 {
+		y = l.linear("latent.w_out", "", false, y, h, int64(l.Hidden))
+	}
 	if l.SharedFFN > 0 {
 		y = y.plus(l.sharedExpert(x))
 	}
@@ -146,6 +153,14 @@ func (l *layer) experts(x value) value {
 		y = y.plus(l.unpermute("the sum of biases", m.router, m.biases))
 	}
 	return y
+}
+
+// rowWidth returns the width of the rows of experts.
+func (l *layer) rowWidth() int64 {
+	if l.LatentSize > 0 {
+		return int64(l.LatentSize)
+	}
+	return int64(l.Hidden)
 }
 
 // modelRouter returns the model's router.
@@ -182,8 +197,12 @@ func (l *layer) sharedExpertGradient(dy value) (dx value) {
 
 // expertsGradient adds the gradients of an MLP with experts, and returns that of its operand.
 func (l *layer) expertsGradient(dy value) value {
-	h, f, m := int64(l.Hidden), int64(l.ExpertFFN), l.moe
-	dout, dw := l.unpermuteGradient("the experts", m.router, m.out, dy)
+	h, f, m := l.rowWidth(), int64(l.ExpertFFN), l.moe
+	dsum := dy
+	if l.LatentSize > 0 {
+		dsum = l.named("the gradient of "+l.name("the sum of experts"), l.linearGradient("latent.w_out", dy))
+	}
+	dout, dw := l.unpermuteGradient("the experts", m.router, m.out, dsum)
 	dweights, suffix := []value{dw}, func(bias string) string { return "" }
 	if l.has("experts") {
 		suffix = func(bias string) string { return "experts." + bias }
@@ -205,6 +224,9 @@ func (l *layer) expertsGradient(dy value) value {
 	}
 	l.named(l.name("the gradient of the rows of experts"), drows)
 	dx := l.plain(l.name("the gradient through the rows of experts"), ir.PermuteGrad, permuteGradKey(m.router.router.top), drows, m.router.results[routePlaces])
+	if l.LatentSize > 0 {
+		dx = l.linearGradient("latent.w_in", dx)
+	}
 	dx = dx.plus(l.routeGradient("router", m.router, slices.Clip(dweights)...))
 	if l.SharedFFN > 0 {
 		dx = dx.plus(l.sharedExpertGradient(dy))

@@ -68,8 +68,8 @@ func (l *layer) forward() value {
 	switch l.mixer() {
 	case "attention":
 		l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
-	case "gated_delta":
-		l.middle = l.branch(0, l.x, false, "", l.gatedDelta)
+	case "gated_delta", "mamba2":
+		l.middle = l.branch(0, l.x, false, "", l.linearAttend)
 	}
 	y := l.middle
 	if l.ffn() > 0 {
@@ -396,8 +396,8 @@ func (l *layer) backward(dy value) value {
 	switch l.mixer() {
 	case "attention":
 		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
-	case "gated_delta":
-		dy = l.branchGradient(0, dy, false, "", l.gatedDeltaGradient)
+	case "gated_delta", "mamba2":
+		dy = l.branchGradient(0, dy, false, "", l.linearAttendGradient)
 	}
 	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dy)
 }
@@ -474,6 +474,8 @@ func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
 	case strings.HasSuffix(name, ".linear.norm.gamma"):
 		return constantOne
 	case strings.HasSuffix(name, ".linear."+short) && short[0] == 'w' && short != "wo": // may have a single column
+	case short == "skip":
+		return constantOne
 	case short == "b_dt":
 		return constantOne.times(-3.5)
 	case short == "rate":
@@ -486,7 +488,7 @@ func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
 		drawn = 1 / math.Sqrt(3*float64(shape[0]))
 	case short == "lora_b", shape[1] == 1 && short != "w", strings.HasPrefix(short, "b"):
 		return value{}
-	case slices.Contains([]string{"wo", "w2", "w_down"}, short):
+	case slices.Contains([]string{"wo", "w2", "w_down", "w_out"}, short):
 		drawn /= math.Sqrt(2 * float64(r.Layers))
 	}
 	return r.named("the initial "+name, normalKey(tensor, drawn).value())

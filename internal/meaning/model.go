@@ -108,7 +108,7 @@ func groupOf(t *ir.Tensor) string {
 		return "adapters"
 	case name == "gamma", name == "beta":
 		return "norms"
-	case strings.HasPrefix(name, "b"), name == "sinks", name == "rate":
+	case strings.HasPrefix(name, "b"), name == "sinks", name == "rate", name == "skip":
 		return "biases"
 	case name == "embed", name == "pos":
 		return "embeddings"
@@ -261,13 +261,17 @@ func (r *reference) norm(name string, x value, width, groups int64, rms bool) *n
 }
 
 func (r *reference) normOf(name string, x value, width, groups int64, rms bool, offset float64) *normalized {
-	n := &normalized{name: name, x: x, width: width, groups: groups, rms: rms, offset: offset, numbers: 1, gamma: r.weight(name + ".gamma")}
-	op, operands := ir.RMSNorm, []value{x, n.gamma}
-	if !rms {
-		n.numbers, op, operands = 2, ir.LayerNorm, append(operands, r.weight(name+".beta"))
+	return r.normalize(&normalized{name: name, x: x, width: width, groups: groups, rms: rms, offset: offset, numbers: 1, gamma: r.weight(name + ".gamma")})
+}
+
+// normalize adds the results of a norm.
+func (r *reference) normalize(n *normalized) *normalized {
+	op, operands := ir.RMSNorm, []value{n.x, n.gamma}
+	if !n.rms {
+		n.numbers, op, operands = 2, ir.LayerNorm, append(operands, r.weight(n.name+".beta"))
 	}
-	n.y = r.plain(name+".out", op, normKey(n.numbers, width, r.NormEps, offset), operands...)
-	n.stats = r.plain(name+".stats", op, statsKey(n.numbers, width, r.NormEps), x)
+	n.y = r.plain(n.name+".out", op, normKey(n.numbers, n.width, r.NormEps, n.offset), operands...)
+	n.stats = r.plain(n.name+".stats", op, statsKey(n.numbers, n.width, r.NormEps), n.x)
 	return n
 }
 
@@ -281,7 +285,9 @@ func (r *reference) normGradient(n *normalized, dy value) value {
 	if n.rms {
 		op = ir.RMSNormGrad
 	}
-	r.gradient(n.name+".gamma", r.overGroups(n.name+".gamma.grad", op, n.groups, newKey("norm_grad_gamma").int(n.numbers).int(n.width), dy, n.x, n.stats))
+	if n.gamma != constantOne {
+		r.gradient(n.name+".gamma", r.overGroups(n.name+".gamma.grad", op, n.groups, newKey("norm_grad_gamma").int(n.numbers).int(n.width), dy, n.x, n.stats))
+	}
 	if !n.rms {
 		r.gradient(n.name+".beta", r.overTokens(n.name+".beta.grad", ir.BiasGrad, newKey("bias_grad"), dy))
 	}

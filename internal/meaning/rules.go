@@ -21,6 +21,7 @@ func init() {
 		ir.Route: route, ir.RouteGrad: routeGrad, ir.ExpertCounts: expertCounts, ir.RouterLossGrad: routerLossGrad, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
 		ir.MatmulGrouped: matmulGrouped, ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 		ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad, ir.Decay: decay, ir.DecayGrad: decayGrad,
+		ir.ScaleColumns: scaleColumns, ir.ScaleColumnsGrad: scaleColumnsGrad,
 		ir.Add: add, ir.Cast: cast, ir.Axpby: axpby, ir.Dropout: dropout,
 		ir.CrossEntropyStats: entropyStats, ir.CrossEntropy: entropy, ir.CrossEntropyGrad: entropyGrad,
 		ir.SumSq: sumSq, ir.GradNorm: gradNorm, ir.AdamW: adamW, ir.SGD: sgd, ir.Nesterov: nesterov, ir.Normalize: normalize,
@@ -189,7 +190,7 @@ func made(list []piece, r rectangle, c *content) []piece {
 
 // norms returns how many columns a norm takes together, and the pieces of x.
 func (c *call) norms(list []piece) (width int64) {
-	gamma := c.only("gamma")
+	gamma := c.gamma()
 	if width = gamma.n; gamma.first != 0 {
 		c.refuse("gamma begins at element %d", gamma.first)
 	}
@@ -201,8 +202,16 @@ func (c *call) norms(list []piece) (width int64) {
 	return width
 }
 
+// gamma returns the weights of a norm, which may be a number that fills them.
+func (c *call) gamma() piece {
+	if list := c.raw("gamma"); len(list) == 1 && list[0].anywhere && len(list[0].parts) == 0 {
+		return list[0]
+	}
+	return c.only("gamma")
+}
+
 func (c *call) weights() []value {
-	out := []value{c.only("gamma").value}
+	out := []value{c.gamma().value}
 	if c.in.Op == ir.LayerNorm {
 		out = append(out, c.only("beta").value)
 	}
@@ -245,7 +254,7 @@ func norm(c *call) {
 
 func normGrad(c *call) {
 	dy, x, stats := c.linear("dy"), c.operand("x"), c.operand("stats")
-	width, numbers, gamma := c.norms(x), statistics(c.in.Op), c.only("gamma").value
+	width, numbers, gamma := c.norms(x), statistics(c.in.Op), c.gamma().value
 	lists := c.rows(dy, x, stats)
 	var dx []piece
 	for i := range lists[0] {

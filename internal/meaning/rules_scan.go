@@ -141,23 +141,32 @@ func scanGrad(c *call) {
 	c.write("dstate", made(nil, before, c.make(key(resultState), nil, before, s.values(do.value)...)))
 }
 
+// resultConvBias is the gradient of a convolution's bias.
+const resultConvBias = resultNext + 1
+
 func convKey(name string, width, result int64) key { return newKey(name).int(width).int(result) }
 
 // convCall is a convolution or its gradient.
 type convCall struct {
 	*call
-	x, w      piece
-	width     int64
-	documents []value
-	tail      []piece // the rows before those of x
+	x, w  piece
+	width int64
+	more  []value // operands after w
+	tail  []piece // the rows before those of x
 }
 
 func (c *call) conv() *convCall {
 	v := &convCall{call: c, x: c.sameTokens("x")[0], w: c.only("w"), width: c.int("width")}
-	v.documents = c.documentsOf(&v.x)
-	if v.w.rows() != v.x.cols || c.has("bias") {
+	if v.w.rows() != v.x.cols {
 		c.refuse("convolves %s with %s", c.ref.describe(&v.x), c.ref.describe(&v.w))
 	}
+	if c.has("bias") {
+		bias := c.only("bias")
+		if v.more = []value{bias.value}; bias.rows() != v.x.cols {
+			c.refuse("convolves %s with the bias %s", c.ref.describe(&v.x), c.ref.describe(&bias))
+		}
+	}
+	v.more = append(v.more, c.documentsOf(&v.x)...)
 	v.tail = v.before()
 	if !c.has("tail") && !zero(v.tail) {
 		c.refuse("has no rows before those of x, although these are not the first of the sequence")
@@ -201,7 +210,7 @@ func (v *convCall) split(list []piece, rows int64) (head, rest []piece) {
 
 func conv(c *call) {
 	v := c.conv()
-	y := c.make(convKey("conv", v.width, resultO), nil, v.x.rectangle, append([]value{v.x.value, v.w.value}, v.documents...)...)
+	y := c.make(convKey("conv", v.width, resultO), nil, v.x.rectangle, append([]value{v.x.value, v.w.value}, v.more...)...)
 	_, next := v.split(join(v.tail, v.x), v.x.n)
 	c.write("y", made(nil, v.x.rectangle, y))
 	c.write("next", next)
@@ -212,7 +221,7 @@ func convGrad(c *call) {
 	if dy.rectangle != v.x.rectangle {
 		c.refuse("dy has other rows or columns than x: %s", c.ref.describe(&dy))
 	}
-	operands := append([]value{dy.value, v.x.value, v.w.value}, v.documents...)
+	operands := append([]value{dy.value, v.x.value, v.w.value}, v.more...)
 	over := cover{nowhere.by(tokens, v.x.rows())}
 	before := v.x.rectangle
 	before.first, before.n = before.first-v.width, v.width
@@ -227,9 +236,17 @@ func convGrad(c *call) {
 	dtail, dx := v.split(rows, v.width)
 	c.write("dx", dx)
 	c.write("dtail", dtail)
-	c.write("dw", c.overRows(convKey("conv_grad", v.width, resultNext), [][]piece{{dy}, {v.x}}, func(p []piece) (rectangle, box) {
-		return matrix(p[1].cols, interval{0, v.width}), p[1].tokens()
-	}, operands[2:]...))
+	for name, of := range map[string]struct {
+		result int64
+		cols   interval
+	}{"dw": {resultNext, interval{0, v.width}}, "dbias": {resultConvBias, full}} {
+		if !c.has(name) {
+			continue
+		}
+		c.write(name, c.overRows(convKey("conv_grad", v.width, of.result), [][]piece{{dy}, {v.x}}, func(p []piece) (rectangle, box) {
+			return matrix(p[1].cols, of.cols), p[1].tokens()
+		}, operands[2:]...))
+	}
 }
 
 // Results of decay and of its gradient.
@@ -239,42 +256,85 @@ const (
 	resultBias
 )
 
-func decayKey(name string, headDim, result int64) key { return newKey(name).int(headDim).int(result) }
+func decayKey(name string, headDim int64, least float64, result int64) key {
+	return newKey(name).int(headDim).float(least).int(result)
+}
 
-// decaying returns the operands of decay, which have the same heads.
-func (c *call) decaying() (x, rate, bias piece) {
+// decaying returns the operands of decay, which have the same heads, and the key of a result.
+func (c *call) decaying(name string) (x, rate, bias piece, of func(result int64) key) {
 	x, rate, bias = c.only("x"), c.only("rate"), c.only("bias")
-	if bias.rows() != x.cols || x.cols != (interval{rate.first * c.int("head_dim"), (rate.first + rate.n) * c.int("head_dim")}) {
+	if bias.rows() != x.cols || !c.ofHeads(&x, &rate) {
 		c.refuse("takes different heads: %s, %s and %s", c.ref.describe(&x), c.ref.describe(&rate), c.ref.describe(&bias))
 	}
-	return x, rate, bias
+	return x, rate, bias, func(result int64) key { return decayKey(name, c.int("head_dim"), c.float("least"), result) }
+}
+
+// ofHeads reports whether a vector has a number for each head of x.
+func (c *call) ofHeads(x, vector *piece) bool {
+	dim := c.int("head_dim")
+	return x.cols == interval{vector.first * dim, (vector.first + vector.n) * dim}
 }
 
 func decay(c *call) {
-	x, rate, bias := c.decaying()
+	x, rate, bias, key := c.decaying("decay")
 	for name, result := range map[string]int64{"y": resultO, "step": resultStep} {
 		if c.has(name) {
-			c.write(name, made(nil, x.rectangle, c.make(decayKey("decay", c.int("head_dim"), result), nil, x.rectangle, x.value, rate.value, bias.value)))
+			c.write(name, made(nil, x.rectangle, c.make(key(result), nil, x.rectangle, x.value, rate.value, bias.value)))
 		}
 	}
 }
 
+// decayGrad computes the gradients of x and bias from those of both results, and that of rate from that of the first.
 func decayGrad(c *call) {
-	x, rate, bias := c.decaying()
-	dy, dim := c.only("dy"), c.int("head_dim")
-	switch {
-	case c.has("dstep"):
-		c.unknown("the gradient of the steps of a decay has no rule")
-	case dy.rectangle != x.rectangle:
-		c.refuse("dy has other rows or columns than x: %s", c.ref.describe(&dy))
+	x, rate, bias, key := c.decaying("decay_grad")
+	rows, operands := [][]piece{{c.only("dy")}, {x}}, []value{rate.value, bias.value}
+	given := rows
+	if c.has("dstep") {
+		given = [][]piece{{c.only("dy")}, {c.only("dstep")}, {x}}
 	}
-	c.write("dx", made(nil, x.rectangle, c.make(decayKey("decay_grad", dim, resultO), nil, x.rectangle, dy.value, x.value, rate.value, bias.value)))
+	var values []value
+	for _, p := range given {
+		if p[0].rectangle != x.rectangle {
+			c.refuse("takes other rows or columns than x: %s", c.ref.describe(&p[0]))
+		}
+		values = append(values, p[0].value)
+	}
+	c.write("dx", made(nil, x.rectangle, c.make(key(resultO), nil, x.rectangle, append(values, operands...)...)))
 	for name, of := range map[string]struct {
 		result int64
+		from   [][]piece
 		rows   interval
-	}{"drate": {resultRate, rate.rows()}, "dbias": {resultBias, bias.rows()}} {
-		c.write(name, c.overRows(decayKey("decay_grad", dim, of.result), [][]piece{{dy}, {x}}, func(p []piece) (rectangle, box) {
-			return matrix(of.rows, full), p[1].tokens()
-		}, rate.value, bias.value))
+	}{"drate": {resultRate, rows, rate.rows()}, "dbias": {resultBias, given, bias.rows()}} {
+		c.write(name, c.overRows(key(of.result), of.from, func(p []piece) (rectangle, box) {
+			return matrix(of.rows, full), p[0].tokens()
+		}, operands...))
 	}
+}
+
+func scaleKey(name string, headDim int64) key { return newKey(name).int(headDim) }
+
+// scaling returns the operands of scale_columns, which have the same heads.
+func (c *call) scaling() (x, factor piece) {
+	x, factor = c.only("x"), c.only("factor")
+	if !c.ofHeads(&x, &factor) {
+		c.refuse("takes different heads: %s and %s", c.ref.describe(&x), c.ref.describe(&factor))
+	}
+	return x, factor
+}
+
+func scaleColumns(c *call) {
+	x, factor := c.scaling()
+	c.write("y", made(nil, x.rectangle, c.make(scaleKey("scale_columns", c.int("head_dim")), nil, x.rectangle, x.value, factor.value)))
+}
+
+func scaleColumnsGrad(c *call) {
+	x, factor := c.scaling()
+	dy, dim := c.only("dy"), c.int("head_dim")
+	if dy.rectangle != x.rectangle {
+		c.refuse("dy has other rows or columns than x: %s", c.ref.describe(&dy))
+	}
+	c.write("dx", made(nil, x.rectangle, c.make(scaleKey("scale_columns", dim), nil, x.rectangle, dy.value, factor.value)))
+	c.write("dfactor", c.overRows(scaleKey("scale_columns_grad", dim), [][]piece{{dy}, {x}}, func(p []piece) (rectangle, box) {
+		return matrix(factor.rows(), full), p[1].tokens()
+	}))
 }

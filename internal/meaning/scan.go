@@ -9,12 +9,12 @@ import (
 
 // linearAttention is linear attention in the reference, with the values that its backward pass needs.
 type linearAttention struct {
-	x, y         [3]value // q, k and v before and after their convolutions
-	logits, beta value
-	steps, decay value
-	gate         value
-	norm         *normalized
-	documents    []value
+	x, y          [3]value // q, k and v before and after their convolutions
+	logits, beta  value
+	steps, decay  value
+	gate, skipped value
+	norm          *normalized
+	documents     []value
 }
 
 // mixer names what comes before the MLP of a layer.
@@ -26,10 +26,11 @@ func (l *layer) mixer() string {
 }
 
 func (l *layer) scanner() scanner {
-	return scanner{
-		shared: int64(l.LinearValueHeads / l.LinearKeyHeads), keyDim: int64(l.LinearKeyDim), valueDim: int64(l.LinearValueDim), channels: 1, delta: true,
-		norm: 1e-6, scale: 1 / math.Sqrt(float64(l.LinearKeyDim)),
+	s := scanner{shared: int64(l.LinearValueHeads / l.LinearKeyHeads), keyDim: int64(l.LinearKeyDim), valueDim: int64(l.LinearValueDim), channels: 1}
+	if l.mixer() == "gated_delta" {
+		s.delta, s.norm, s.scale = true, 1e-6, 1/math.Sqrt(float64(l.LinearKeyDim))
 	}
+	return s
 }
 
 // widths returns the widths of q, k and v, and of all others, which have a number for each head.
@@ -42,8 +43,8 @@ func functionKey(name, function string) key {
 	return newKey(name).int(int64(slices.Index(ir.Functions, function)))
 }
 
-// gatedDelta adds linear attention.
-func (l *layer) gatedDelta(x value) value {
+// linearAttend adds linear attention.
+func (l *layer) linearAttend(x value) value {
 	a, h := &l.scanned, int64(l.Hidden)
 	widths, heads := l.widths()
 	if l.documents {
@@ -51,45 +52,106 @@ func (l *layer) gatedDelta(x value) value {
 	}
 	for i, name := range []string{"q", "k", "v"} {
 		a.x[i] = l.linear("linear.w"+name, "", false, x, h, widths[i])
-		a.y[i] = l.plain(l.name("linear."+name), ir.Conv, convKey("conv", int64(l.LinearConv), resultO), append([]value{a.x[i], l.weight(l.name("linear.conv_" + name))}, a.documents...)...)
+		a.y[i] = l.plain(l.name("linear."+name), ir.Conv, convKey("conv", int64(l.LinearConv), resultO), append([]value{a.x[i]}, l.convolution(name)...)...)
 	}
-	a.logits, a.steps = l.linear("linear.wb", "", false, x, h, heads), l.linear("linear.wa", "", false, x, h, heads)
-	a.beta = l.plain(l.name("linear.beta"), ir.Activation, functionKey("activation", "sigmoid"), a.logits)
-	a.decay = l.plain(l.name("linear.decay"), ir.Decay, decayKey("decay", 1, resultO), a.steps, l.weight(l.name("linear.rate")), l.weight(l.name("linear.b_dt")))
-	o := l.plain(l.name("linear.scan"), ir.Scan, l.scanner().key("scan", resultO), a.operands()...)
-	l.plain(l.name("linear.state"), ir.Scan, l.scanner().key("scan", resultNext), a.operands()...)
-	a.norm = l.normOf(l.name("linear.norm"), o, int64(l.LinearValueDim), heads, true, 0)
+	a.steps = l.linear("linear.wa", "", false, x, h, heads)
 	a.gate = l.linear("linear.wz", "", false, x, h, widths[2])
-	y := l.plain(l.name("linear.gated"), ir.GLU, functionKey("glu", "silu"), a.gate, a.norm.y)
+	decays := []value{a.steps, l.weight(l.name("linear.rate")), l.weight(l.name("linear.b_dt"))}
+	a.decay = l.plain(l.name("linear.decay"), ir.Decay, l.decayKey("decay", resultO), decays...)
+	y := value{}
+	switch l.mixer() {
+	case "gated_delta":
+		a.logits = l.linear("linear.wb", "", false, x, h, heads)
+		a.beta = l.plain(l.name("linear.beta"), ir.Activation, functionKey("activation", "sigmoid"), a.logits)
+		a.norm = l.normOf(l.name("linear.norm"), l.scan(), int64(l.LinearValueDim), heads, true, 0)
+		y = l.plain(l.name("linear.gated"), ir.GLU, functionKey("glu", "silu"), a.gate, a.norm.y)
+	case "mamba2":
+		a.beta = l.plain(l.name("linear.step"), ir.Decay, l.decayKey("decay", resultStep), decays...)
+		skip := l.plain(l.name("linear.skip times v"), ir.ScaleColumns, scaleKey("scale_columns", int64(l.LinearValueDim)), a.y[2], l.weight(l.name("linear.skip")))
+		a.skipped = l.named(l.name("linear.scan with the skip"), l.scan().plus(skip))
+		y = l.plain(l.name("linear.gated"), ir.GLU, functionKey("glu", "silu"), a.gate, a.skipped)
+		groups := int64(l.LinearKeyHeads)
+		a.norm = l.normalize(&normalized{name: l.name("linear.norm"), x: y, width: widths[2] / groups, groups: groups, rms: true, numbers: 1, gamma: constantOne})
+		y = l.plain(l.name("linear.weighted"), ir.ScaleColumns, scaleKey("scale_columns", 1), a.norm.y, l.weight(l.name("linear.norm.gamma")))
+	}
 	return l.linear("linear.wo", "", false, y, widths[2], h)
+}
+
+// convolution returns the operands of a convolution besides x.
+func (l *layer) convolution(name string) []value {
+	operands := []value{l.weight(l.name("linear.conv_" + name))}
+	if l.convBias() {
+		operands = append(operands, l.weight(l.name("linear.b_conv_"+name)))
+	}
+	return append(operands, l.scanned.documents...)
+}
+
+func (l *layer) convBias() bool { return l.ConvBias && l.mixer() == "mamba2" }
+
+func (l *layer) decayKey(name string, result int64) key {
+	least := 0.0
+	if l.mixer() == "mamba2" {
+		least = l.StepMin
+	}
+	return decayKey(name, 1, least, result)
+}
+
+// scan adds the scan, and returns its result.
+func (l *layer) scan() value {
+	operands := l.scanned.operands()
+	l.plain(l.name("linear.state"), ir.Scan, l.scanner().key("scan", resultNext), operands...)
+	return l.plain(l.name("linear.scan"), ir.Scan, l.scanner().key("scan", resultO), operands...)
 }
 
 func (a *linearAttention) operands(more ...value) []value {
 	return append(append(more, a.y[0], a.y[1], a.y[2], a.decay, a.beta), a.documents...)
 }
 
-// gatedDeltaGradient adds its gradients, and returns that of its operand.
-func (l *layer) gatedDeltaGradient(dy value) (dx value) {
+// linearAttendGradient adds its gradients, and returns that of its operand.
+func (l *layer) linearAttendGradient(dy value) (dx value) {
 	a, width := &l.scanned, int64(l.LinearConv)
-	g := l.named(l.name("the gradient of linear.gated"), l.linearGradient("linear.wo", dy))
-	dx = l.linearGradient("linear.wz", l.plain(l.name("d.linear.gate"), ir.GLUGrad, functionKey("glu_grad_gate", "silu"), g, a.gate, a.norm.y))
-	do := l.normGradient(a.norm, l.plain(l.name("d.linear.norm"), ir.GLUGrad, functionKey("glu_grad_up", "silu"), g, a.gate, a.norm.y))
+	g := l.named(l.name("the gradient of linear.wo"), l.linearGradient("linear.wo", dy))
+	gated := a.norm.y // what the gate multiplies
+	if l.mixer() == "mamba2" {
+		gated = a.skipped
+		gamma := l.name("linear.norm.gamma")
+		l.gradient(gamma, l.overTokens(gamma+".grad", ir.ScaleColumnsGrad, scaleKey("scale_columns_grad", 1), g, a.norm.y))
+		g = l.normGradient(a.norm, l.plain("the gradient of "+l.name("linear.norm"), ir.ScaleColumnsGrad, scaleKey("scale_columns", 1), g, l.weight(gamma)))
+	}
+	dx = l.linearGradient("linear.wz", l.plain(l.name("d.linear.gate"), ir.GLUGrad, functionKey("glu_grad_gate", "silu"), g, a.gate, gated))
+	do := l.plain(l.name("d.linear.up"), ir.GLUGrad, functionKey("glu_grad_up", "silu"), g, a.gate, gated)
+	var skip value // the gradient of v through the skip
+	if l.mixer() != "mamba2" {
+		do = l.normGradient(a.norm, do)
+	} else {
+		w, dim := l.name("linear.skip"), int64(l.LinearValueDim)
+		l.gradient(w, l.overTokens(w+".grad", ir.ScaleColumnsGrad, scaleKey("scale_columns_grad", dim), do, a.y[2]))
+		skip = l.plain("the gradient through "+w, ir.ScaleColumnsGrad, scaleKey("scale_columns", dim), do, l.weight(w))
+	}
 	var d [resultState + 1]value
 	for i, name := range map[int64]string{resultQ: "q", resultK: "k", resultV: "v", resultDecay: "decay", resultBeta: "beta", resultState: "state"} {
 		d[i] = l.plain(l.name("d.linear."+name), ir.ScanGrad, l.scanner().key("scan_grad", i), a.operands(do)...)
 	}
+	d[resultV] = l.named(l.name("d.linear.v, with the skip"), d[resultV].plus(skip))
 	for i, name := range []string{"q", "k", "v"} {
-		w := l.name("linear.conv_" + name)
-		operands := append([]value{d[resultQ+i], a.x[i], l.weight(w)}, a.documents...)
-		t := term{kind: overQuery, window: width, need: box{full, {0, l.sequence}, full, full}}
+		operands := append([]value{d[resultQ+i], a.x[i]}, l.convolution(name)...)
+		t, w := term{kind: overQuery, window: width, need: box{full, {0, l.sequence}, full, full}}, l.name("linear.conv_"+name)
 		through := l.add("the gradient through "+w, ir.ConvGrad, t, convKey("conv_grad", width, resultO), operands...)
 		l.gradient(w, l.overTokens(w+".grad", ir.ConvGrad, convKey("conv_grad", width, resultNext), operands...))
+		if bias := l.name("linear.b_conv_" + name); l.convBias() {
+			l.gradient(bias, l.overTokens(bias+".grad", ir.ConvGrad, convKey("conv_grad", width, resultConvBias), operands...))
+		}
 		dx = dx.plus(l.linearGradient("linear.w"+name, through))
 	}
-	dx = dx.plus(l.linearGradient("linear.wb", l.plain(l.name("d.linear.logits"), ir.ActivationGrad, functionKey("activation_grad", "sigmoid"), d[resultBeta], a.logits)))
+	given := []value{d[resultDecay]}
+	if !a.logits.isZero() {
+		dx = dx.plus(l.linearGradient("linear.wb", l.plain(l.name("d.linear.logits"), ir.ActivationGrad, functionKey("activation_grad", "sigmoid"), d[resultBeta], a.logits)))
+	} else {
+		given = append(given, d[resultBeta])
+	}
 	rate, bias := l.name("linear.rate"), l.name("linear.b_dt")
-	operands := []value{d[resultDecay], a.steps, l.weight(rate), l.weight(bias)}
-	l.gradient(rate, l.overTokens(rate+".grad", ir.DecayGrad, decayKey("decay_grad", 1, resultRate), operands...))
-	l.gradient(bias, l.overTokens(bias+".grad", ir.DecayGrad, decayKey("decay_grad", 1, resultBias), operands...))
-	return dx.plus(l.linearGradient("linear.wa", l.plain(l.name("d.linear.steps"), ir.DecayGrad, decayKey("decay_grad", 1, resultO), operands...)))
+	operands := []value{a.steps, l.weight(rate), l.weight(bias)}
+	l.gradient(rate, l.overTokens(rate+".grad", ir.DecayGrad, l.decayKey("decay_grad", resultRate), append(given[:1:1], operands...)...))
+	l.gradient(bias, l.overTokens(bias+".grad", ir.DecayGrad, l.decayKey("decay_grad", resultBias), append(slices.Clip(given), operands...)...))
+	return dx.plus(l.linearGradient("linear.wa", l.plain(l.name("d.linear.steps"), ir.DecayGrad, l.decayKey("decay_grad", resultO), append(slices.Clip(given), operands...)...)))
 }

@@ -67,7 +67,9 @@ var shapes = map[ir.Op][]map[string]int64{
 	ir.Scan:          scanShapes,
 	ir.ScanGrad:      scanShapes,
 	ir.DecayGrad:     {{"": 40, "r": 150, "heads": 3, "head_dim": 90}},
-	ir.ConvGrad:      {{"": 40, "n": 150, "c": 300, "width": 4}},
+
+	ir.ScaleColumnsGrad: {{"": 40, "r": 150, "heads": 3, "head_dim": 90}},
+	ir.ConvGrad:         {{"": 40, "n": 150, "c": 300, "width": 4}},
 }
 
 // scanShapes have several chunks; the last has two segments.

@@ -719,15 +719,16 @@ template <class T> struct Decays {
     const T *x;
     const void *rate, *bias;
     i64 rate_type, bias_type, rows, cols, dim;
+    float least;
 
     METHOD static float number(const void *p, i64 type, i64 i) { return type ? as_float(((const bf16 *)p)[i]) : ((const float *)p)[i]; }
     METHOD float factor(i64 c) const { return -expf(number(rate, rate_type, c / dim)); }
     METHOD float sum(i64 i) const { return as_float(x[i]) + number(bias, bias_type, i % cols); }
-    // step returns ln(1 + exp(sum)), and sets slope to its derivative.
+    // step returns ln(1 + exp(sum)), but at least the least step, and sets slope to its derivative.
     METHOD float step(i64 i, float &slope) const {
-        const float z = sum(i), e = expf(-fabsf(z));
-        slope = z < 0 ? e / (1 + e) : 1 / (1 + e);
-        return fmaxf(z, 0.0f) + log1pf(e);
+        const float z = sum(i), e = expf(-fabsf(z)), step = fmaxf(z, 0.0f) + log1pf(e);
+        slope = step < least ? 0 : z < 0 ? e / (1 + e) : 1 / (1 + e);
+        return fmaxf(step, least);
     }
 };
 
@@ -773,14 +774,49 @@ KERNEL(decay_join, (float *drate, float *dbias, const float *sums, i64 parts, i6
     }
 }
 
+// Columns of which those of a head have one factor, which is bf16 if a flag is set.
+template <class T> struct Scaled {
+    const T *x;
+    const void *factor;
+    i64 type, rows, cols, dim;
+
+    METHOD float of(i64 c) const { return Decays<T>::number(factor, type, c / dim); }
+};
+
+template <class T> DEV void scale_columns(T *y, Scaled<T> s) {
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < s.rows * s.cols; i += (i64)gridDim.x * blockDim.x)
+        store(y + i, s.of(i % s.cols) * as_float(s.x[i]));
+}
+
+// scale_columns_grad computes dx, and the sums [parts, cols] of rows of a part.
+template <class T> DEV void scale_columns_grad(T *dx, float *sums, const T *dy, i64 part, Scaled<T> s) {
+    const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * part, end = min(s.rows, first + part);
+    if (c >= s.cols) return;
+    const float factor = s.of(c);
+    float sum = 0;
+    for (i64 i = first * s.cols + c; i < end * s.cols; i += s.cols) {
+        const float d = as_float(dy[i]);
+        sum += d * as_float(s.x[i]);
+        store(dx + i, factor * d);
+    }
+    sums[blockIdx.y * s.cols + c] = sum;
+}
+
 #define DECAYS(S, T)                                                                                                           \
     KERNEL(decay_##S, (float *y, float *step, const T *x, const void *rate, const void *bias, i64 rate_type, i64 bias_type,    \
-                       i64 rows, i64 cols, i64 dim)) {                                                                         \
-        decay(y, step, Decays<T>{x, rate, bias, rate_type, bias_type, rows, cols, dim});                                       \
+                       i64 rows, i64 cols, i64 dim, double least)) {                                                           \
+        decay(y, step, Decays<T>{x, rate, bias, rate_type, bias_type, rows, cols, dim, (float)least});                         \
     }                                                                                                                          \
     KERNEL(decay_grad_##S, (T * dx, float *sums, const float *dy, const float *dstep, i64 part, const T *x, const void *rate,  \
-                            const void *bias, i64 rate_type, i64 bias_type, i64 rows, i64 cols, i64 dim)) {                    \
-        decay_grad(dx, sums, dy, dstep, part, Decays<T>{x, rate, bias, rate_type, bias_type, rows, cols, dim});                \
+                            const void *bias, i64 rate_type, i64 bias_type, i64 rows, i64 cols, i64 dim, double least)) {      \
+        decay_grad(dx, sums, dy, dstep, part, Decays<T>{x, rate, bias, rate_type, bias_type, rows, cols, dim, (float)least});  \
+    }                                                                                                                          \
+    KERNEL(scale_columns_##S, (T * y, const T *x, const void *factor, i64 type, i64 rows, i64 cols, i64 dim)) {                \
+        scale_columns(y, Scaled<T>{x, factor, type, rows, cols, dim});                                                         \
+    }                                                                                                                          \
+    KERNEL(scale_columns_grad_##S, (T * dx, float *sums, const T *dy, i64 part, const T *x, const void *factor, i64 type,      \
+                                    i64 rows, i64 cols, i64 dim)) {                                                            \
+        scale_columns_grad(dx, sums, dy, part, Scaled<T>{x, factor, type, rows, cols, dim});                                   \
     }
 FOR_TYPES(DECAYS)
 

@@ -48,6 +48,8 @@ var table = [ir.NumOps]struct {
 	ir.ConvGrad:                {"scan.cu", convGrad},
 	ir.Decay:                   {"scan.cu", decay},
 	ir.DecayGrad:               {"scan.cu", decayGrad},
+	ir.ScaleColumns:            {"scan.cu", scaleColumns},
+	ir.ScaleColumnsGrad:        {"scan.cu", scaleColumnsGrad},
 	ir.Activation:              {"activation.cu", activation("activation", "y", "x")},
 	ir.ActivationGrad:          {"activation.cu", activation("activation_grad", "dx", "dy", "x")},
 	ir.GLU:                     {"activation.cu", activation("glu", "y", "gate", "up")},

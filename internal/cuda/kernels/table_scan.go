@@ -110,16 +110,18 @@ func convGrad(b *binder) {
 	b.launch("conv_join", rows(ceil(cols, threads)), "dw", "dbias", sums, parts, b.int("width"), cols, b.int("accumulate"))
 }
 
+// half is 1 if an operand is bf16, and 0 if it is f32.
+func (b *binder) half(name string) int64 {
+	if b.types(name) == "b" {
+		return 1
+	}
+	return 0
+}
+
 // decayShape returns the operands and sizes that decays and their gradients share.
 func (b *binder) decayShape() (rows, cols int64, args []any) {
 	rows, cols = b.shape("x")
-	half := func(name string) int64 {
-		if b.types(name) == "b" {
-			return 1
-		}
-		return 0
-	}
-	return rows, cols, []any{"x", "rate", "bias", half("rate"), half("bias"), rows, cols, b.int("head_dim")}
+	return rows, cols, []any{"x", "rate", "bias", b.half("rate"), b.half("bias"), rows, cols, b.int("head_dim"), b.float("least")}
 }
 
 func decay(b *binder) {
@@ -127,13 +129,39 @@ func decay(b *binder) {
 	b.launch("decay_"+b.types("x"), spread(rows*cols, 2), append([]any{"y", "step"}, args...)...)
 }
 
+// parts divides rows into parts, of which each column is summed by a thread.
+func parts(rows int64) (part, number int64) {
+	part = max(64, ceil(rows, 256))
+	return part, ceil(rows, part)
+}
+
 func decayGrad(b *binder) {
 	r, cols, args := b.decayShape()
-	part := max(64, ceil(r, 256))
-	parts := ceil(r, part)
+	part, parts := parts(r)
 	sums := b.reserve(8 * parts * cols)
 	b.launch("decay_grad_"+b.types("x"), [3]int64{ceil(cols, threads), parts, 1}, append([]any{"dx", sums, "dy", "dstep", part}, args...)...)
 	if b.has("drate") || b.has("dbias") {
 		b.launch("decay_join", rows(ceil(cols, threads)), "drate", "dbias", sums, parts, cols, b.int("head_dim"), b.int("accumulate"))
+	}
+}
+
+// scaledShape returns the operands and sizes that scale_columns and its gradient share.
+func (b *binder) scaledShape() (rows, cols int64, args []any) {
+	rows, cols = b.shape("x")
+	return rows, cols, []any{"x", "factor", b.half("factor"), rows, cols, b.int("head_dim")}
+}
+
+func scaleColumns(b *binder) {
+	rows, cols, args := b.scaledShape()
+	b.launch("scale_columns_"+b.types("x"), spread(rows*cols, 2), append([]any{"y"}, args...)...)
+}
+
+func scaleColumnsGrad(b *binder) {
+	r, cols, args := b.scaledShape()
+	part, parts := parts(r)
+	sums := b.reserve(4 * parts * cols)
+	b.launch("scale_columns_grad_"+b.types("x"), [3]int64{ceil(cols, threads), parts, 1}, append([]any{"dx", sums, "dy", part}, args...)...)
+	if b.has("dfactor") {
+		b.launch("decay_join", rows(ceil(cols, threads)), "dfactor", int64(0), sums, parts, cols, b.int("head_dim"), b.int("accumulate"))
 	}
 }

@@ -5,7 +5,8 @@ import (
 	"sppo.dev/ir"
 )
 
-var scanKernels = kernelTable{ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad, ir.Decay: decay, ir.DecayGrad: decayGrad}
+var scanKernels = kernelTable{ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad, ir.Decay: decay, ir.DecayGrad: decayGrad,
+	ir.ScaleColumns: scaleColumns, ir.ScaleColumnsGrad: scaleColumnsGrad}
 
 func (b *binder) scan() (simd.Scan, simd.ScanOperands) {
 	rows, _ := b.shape("q")
@@ -71,7 +72,7 @@ func convGrad(b *binder) func() {
 // decay returns what a kernel of decays needs once it runs.
 func (b *binder) decay() func() *simd.Decay {
 	rows, _ := b.shape("x")
-	d := &simd.Decay{Rows: rows, Heads: b.int("heads"), HeadDim: b.int("head_dim"), X: b.mat("x")}
+	d := &simd.Decay{Rows: rows, Heads: b.int("heads"), HeadDim: b.int("head_dim"), X: b.mat("x"), Least: b.float("least")}
 	rate, bias := b.vector("rate"), b.vector("bias")
 	return func() *simd.Decay {
 		d.Rate, d.Bias = rate.values(), bias.values()
@@ -88,4 +89,25 @@ func decayGrad(b *binder) func() {
 	d, pool := b.decay(), b.device.pool
 	g := simd.DecayGrads{DY: b.floats("dy"), DStep: b.ifFloats("dstep"), DX: b.mat("dx"), DRate: b.ifFloats("drate"), DBias: b.ifFloats("dbias"), Add: b.bool("accumulate")}
 	return func() { d().Backward(pool, g) }
+}
+
+// scaled returns what a kernel that scales columns needs once it runs.
+func (b *binder) scaled() func() *simd.ColumnScale {
+	rows, _ := b.shape("x")
+	s := &simd.ColumnScale{Rows: rows, Heads: b.int("heads"), HeadDim: b.int("head_dim"), X: b.mat("x")}
+	factor := b.vector("factor")
+	return func() *simd.ColumnScale {
+		s.Factor = factor.values()
+		return s
+	}
+}
+
+func scaleColumns(b *binder) func() {
+	s, pool, y := b.scaled(), b.device.pool, b.mat("y")
+	return func() { s().Forward(pool, y) }
+}
+
+func scaleColumnsGrad(b *binder) func() {
+	s, pool, dx, dfactor, dy, add := b.scaled(), b.device.pool, b.mat("dx"), b.ifFloats("dfactor"), b.mat("dy"), b.bool("accumulate")
+	return func() { s().Backward(pool, dx, dfactor, dy, add) }
 }

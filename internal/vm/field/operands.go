@@ -45,6 +45,8 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.ConvGrad:                convGrad,
 	ir.Decay:                   decay,
 	ir.DecayGrad:               decayGrad,
+	ir.ScaleColumns:            scaleColumns,
+	ir.ScaleColumnsGrad:        scaleColumnsGrad,
 	ir.Activation:              activation,
 	ir.ActivationGrad:          activationGrad,
 	ir.GLU:                     glu,

@@ -273,7 +273,7 @@ func (c *call) decays(visit func(at, col, head int, d digest)) {
 	for i := range x.len() {
 		col := i % bias.len()
 		head := col / c.int("head_dim")
-		visit(i, col, head, named("decay").of(x.at(i), rate.at(head), bias.at(col)))
+		visit(i, col, head, named("decay").of(c.constant("least"), x.at(i), rate.at(head), bias.at(col)))
 	}
 }
 
@@ -306,4 +306,25 @@ func decayGrad(c *call) {
 			dbias.put(col, g, true)
 		}
 	})
+}
+
+// scaled returns the product of an element of an operand and the factor of its head.
+func (c *call) scaled(name string) func(i int) element {
+	x, factor, dim := c.operand(name), c.operand("factor"), c.int("head_dim")
+	return func(i int) element { return x.at(i).times(factor.at(i / dim % factor.len())) }
+}
+
+func scaleColumns(c *call) { c.each("y", c.scaled("x")) }
+
+func scaleColumnsGrad(c *call) {
+	dfactor, dy, x, dim := c.operand("dfactor"), c.operand("dy"), c.operand("x"), c.int("head_dim")
+	if !c.bool("accumulate") {
+		dfactor.clear()
+	}
+	c.each("dx", c.scaled("dy"))
+	for i := range x.len() {
+		if dfactor.len() > 0 {
+			dfactor.put(i/dim%dfactor.len(), dy.at(i).times(x.at(i)), true)
+		}
+	}
 }

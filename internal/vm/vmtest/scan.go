@@ -205,10 +205,14 @@ func (s *suite) split(what string, got, want []float64) {
 
 // eachDecay runs a case for heads of one column and of several.
 func (s *suite) eachDecay(f func(s *suite, x, rate, bias *value, at attrs)) {
-	for _, size := range [][3]int{{70, 5, 1}, {9, 2, 20}} {
+	for _, size := range []struct {
+		rows, heads, dim int
+		least            float64
+	}{{70, 5, 1, 0}, {9, 2, 20, 0}, {70, 5, 1, 0.5}} {
 		s.sub(fmt.Sprint(size), func(s *suite) {
-			heads, dim := size[1], size[2]
-			f(s, s.normal(size[0], heads*dim), s.f32(heads), s.typed(s.otherType(), heads*dim), attrs{"heads": float64(heads), "head_dim": float64(dim)})
+			width := size.heads * size.dim
+			f(s, s.normal(size.rows, width), s.f32(size.heads), s.typed(s.otherType(), width),
+				attrs{"heads": float64(size.heads), "head_dim": float64(size.dim), "least": size.least})
 		})
 	}
 }
@@ -220,7 +224,7 @@ func caseDecay(s *suite) {
 			in["step"] = nil
 		}
 		out := s.run(call{op: ir.Decay, attrs: at, args: in})
-		y, step := naive.Decay(x.data, rate.data, bias.data)
+		y, step := naive.Decay(x.data, rate.data, bias.data, at["least"])
 		s.equal("y", out["y"], y, ir.F32)
 		if in["step"] != nil {
 			s.equal("step", out["step"], step, ir.F32)
@@ -241,12 +245,43 @@ func caseDecayGrad(s *suite) {
 			out := s.run(call{op: ir.DecayGrad, attrs: at, args: in})
 			grads := append(append([]float64(nil), dy.data...), dstep.data...)
 			run := func(x, rate, bias []float64) []float64 {
-				y, step := naive.Decay(x, rate, bias)
+				y, step := naive.Decay(x, rate, bias, at["least"])
 				return append(y, step...)
 			}
 			s.equal("dx", out["dx"], derivative(x.data, grads, func(x []float64) []float64 { return run(x, rate.data, bias.data) }), s.dtype)
 			s.equal("drate", out["drate"], plus(accumulate, in["drate"], derivative(rate.data, grads, func(r []float64) []float64 { return run(x.data, r, bias.data) })), ir.F32)
 			s.equal("dbias", out["dbias"], plus(accumulate, in["dbias"], derivative(bias.data, grads, func(b []float64) []float64 { return run(x.data, rate.data, b) })), ir.F32)
+		})
+	})
+}
+
+// eachScaled runs a case for heads of one column and of several.
+func (s *suite) eachScaled(f func(s *suite, x, factor *value, at attrs)) {
+	for _, size := range [][3]int{{33, 20, 1}, {9, 2, 20}, {130, 2, 3}} {
+		s.sub(fmt.Sprint(size), func(s *suite) {
+			heads, dim := size[1], size[2]
+			f(s, s.normal(size[0], heads*dim), s.typed(s.otherType(), heads), attrs{"heads": float64(heads), "head_dim": float64(dim)})
+		})
+	}
+}
+
+func caseScaleColumns(s *suite) {
+	s.eachScaled(func(s *suite, x, factor *value, at attrs) {
+		out := s.run(call{op: ir.ScaleColumns, attrs: at, args: args{"y": s.out(x.shape...), "x": x, "factor": factor}})
+		s.equal("y", out["y"], naive.ScaleColumns(x.data, factor.data, int(at["head_dim"])), s.dtype)
+	})
+}
+
+func caseScaleColumnsGrad(s *suite) {
+	s.eachScaled(func(s *suite, x, factor *value, at attrs) {
+		s.onOff(func(s *suite, accumulate bool) {
+			dy := s.normal(x.shape...)
+			in := args{"dx": s.out(x.shape...), "dfactor": s.sum(accumulate, factor.shape...), "dy": dy, "x": x, "factor": factor}
+			at["accumulate"] = truth(accumulate)
+			out := s.run(call{op: ir.ScaleColumnsGrad, attrs: at, args: in})
+			dim := int(at["head_dim"])
+			s.equal("dx", out["dx"], derivative(x.data, dy.data, func(x []float64) []float64 { return naive.ScaleColumns(x, factor.data, dim) }), s.dtype)
+			s.equal("dfactor", out["dfactor"], plus(accumulate, in["dfactor"], derivative(factor.data, dy.data, func(f []float64) []float64 { return naive.ScaleColumns(x.data, f, dim) })), ir.F32)
 		})
 	})
 }

@@ -410,6 +410,11 @@ def _(c):
     c.terms["ddecay"] = "dbeta"  # of strong decays, 0 is left of terms like those of dbeta
 
 
+@rule("decay", "decay_grad")
+def _(c):
+    pick(c, least=[0, 0, 0.5])
+
+
 @rule("conv", "conv_grad")
 def _(c):
     pick(c, width=[1, 3, 4])

@@ -3,6 +3,7 @@ package naive
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // linearTape holds the values of linear attention that its backward pass needs.
@@ -14,28 +15,51 @@ type linearTape struct {
 	gate             []float64
 }
 
-// linear reports whether a layer has linear attention: the gated delta rule as in Qwen3-Next.
-func (cfg *Config) linear(layer int) bool {
-	n := len(cfg.Mixers)
-	return n > 0 && cfg.Mixers[layer%n] == "gated_delta"
+// mixer returns the name of a layer's mixer, and linear reports whether that is linear attention.
+func (cfg *Config) mixer(layer int) string {
+	if n := len(cfg.Mixers); n > 0 {
+		return cfg.Mixers[layer%n]
+	}
+	return "attention"
 }
 
-func (cfg *Config) scan(batch int) Scan {
-	return Scan{
+func (cfg *Config) linear(layer int) bool {
+	mixer := cfg.mixer(layer)
+	return mixer == "gated_delta" || mixer == "mamba2"
+}
+
+// scan returns the sizes of a layer's scan: of the gated delta rule as in Qwen3-Next, or of Mamba-2.
+func (cfg *Config) scan(layer, batch int) Scan {
+	s := Scan{
 		Batch: batch, Heads: cfg.LinearKeyHeads, Shared: cfg.LinearValueHeads / cfg.LinearKeyHeads, KeyDim: cfg.LinearKeyDim, ValueDim: cfg.LinearValueDim,
-		Channels: 1, Delta: true, Norm: 1e-6, Scale: 1 / math.Sqrt(float64(cfg.LinearKeyDim)),
+		Channels: 1, Scale: 1,
 	}
+	if cfg.mixer(layer) == "gated_delta" {
+		s.Delta, s.Norm, s.Scale = true, 1e-6, 1/math.Sqrt(float64(cfg.LinearKeyDim))
+	}
+	return s
 }
 
 // linearParameters lists the tensors of linear attention, without prefix.
-func linearParameters(cfg Config) (list []tensor) {
+func linearParameters(cfg Config, layer int) (list []tensor) {
 	h, heads := cfg.Hidden, cfg.LinearValueHeads
-	widths := []int{cfg.LinearKeyHeads * cfg.LinearKeyDim, cfg.LinearKeyHeads * cfg.LinearKeyDim, heads * cfg.LinearValueDim}
+	mamba, values := cfg.mixer(layer) == "mamba2", heads*cfg.LinearValueDim
+	widths := []int{cfg.LinearKeyHeads * cfg.LinearKeyDim, cfg.LinearKeyHeads * cfg.LinearKeyDim, values}
 	for i, name := range []string{"q", "k", "v"} {
 		list = append(list, tensor{"linear.w" + name, []int{h, widths[i]}}, tensor{"linear.conv_" + name, []int{widths[i], cfg.LinearConv}})
+		if mamba && cfg.ConvBias {
+			list = append(list, tensor{"linear.b_conv_" + name, []int{widths[i]}})
+		}
 	}
-	return append(list, tensor{"linear.wb", []int{h, heads}}, tensor{"linear.wa", []int{h, heads}}, tensor{"linear.rate", []int{heads}}, tensor{"linear.b_dt", []int{heads}},
-		tensor{"linear.wz", []int{h, widths[2]}}, tensor{"linear.norm.gamma", []int{cfg.LinearValueDim}}, tensor{"linear.wo", []int{widths[2], h}})
+	gamma := cfg.LinearValueDim
+	if mamba {
+		gamma = values
+		list = append(list, tensor{"linear.skip", []int{heads}})
+	} else {
+		list = append(list, tensor{"linear.wb", []int{h, heads}})
+	}
+	return append(list, tensor{"linear.wa", []int{h, heads}}, tensor{"linear.rate", []int{heads}}, tensor{"linear.b_dt", []int{heads}},
+		tensor{"linear.wz", []int{h, values}}, tensor{"linear.norm.gamma", []int{gamma}}, tensor{"linear.wo", []int{values, h}})
 }
 
 func (m *model) conv(i int, t *linearTape) Conv {
@@ -44,52 +68,91 @@ func (m *model) conv(i int, t *linearTape) Conv {
 
 // linearAttend computes the middle of a layer with linear attention.
 func (m *model) linearAttend(l int, t *tape) {
-	in, a := fmt.Sprintf("layer.%d.linear.", l), &t.linear
+	in, a, cfg := fmt.Sprintf("layer.%d.linear.", l), &t.linear, &m.cfg
 	t.norm1 = m.normBefore(t.x, fmt.Sprintf("layer.%d.ln1", l))
 	for i, to := range []*[]float64{&a.operands.Q, &a.operands.K, &a.operands.V} {
 		name := "qkv"[i : i+1]
 		a.raw[i] = m.linear(t.norm1, in+"w"+name, "")
-		*to, _ = m.conv(i, a).Run(a.raw[i], m.w[in+"conv_"+name], nil, nil)
+		*to, _ = m.conv(i, a).Run(a.raw[i], m.w[in+"conv_"+name], m.w[in+"b_conv_"+name], nil)
 	}
-	a.logits, a.steps = m.linear(t.norm1, in+"wb", ""), m.linear(t.norm1, in+"wa", "")
-	a.operands.Beta = Activate("sigmoid", a.logits)
-	a.operands.Decay, _ = Decay(a.steps, m.w[in+"rate"], m.w[in+"b_dt"])
-	a.out, _ = m.cfg.scan(m.batch).Run(a.operands)
-	a.normed = RMSNorm(a.out, m.w[in+"norm.gamma"], m.cfg.NormEps)
-	a.gate = m.linear(t.norm1, in+"wz", "")
-	a.act = GLU("silu", a.gate, a.normed)
+	a.steps, a.gate = m.linear(t.norm1, in+"wa", ""), m.linear(t.norm1, in+"wz", "")
+	if cfg.mixer(l) == "mamba2" {
+		a.operands.Decay, a.operands.Beta = Decay(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], cfg.StepMin)
+		a.out, _ = cfg.scan(l, m.batch).Run(a.operands)
+		a.out = add(a.out, ScaleColumns(a.operands.V, m.w[in+"skip"], cfg.LinearValueDim))
+		a.normed = RMSNorm(GLU("silu", a.gate, a.out), ones(cfg.groupWidth()), cfg.NormEps)
+		a.act = ScaleColumns(a.normed, m.w[in+"norm.gamma"], 1)
+	} else {
+		a.logits = m.linear(t.norm1, in+"wb", "")
+		a.operands.Beta = Activate("sigmoid", a.logits)
+		a.operands.Decay, _ = Decay(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], 0)
+		a.out, _ = cfg.scan(l, m.batch).Run(a.operands)
+		a.normed = RMSNorm(a.out, m.w[in+"norm.gamma"], cfg.NormEps)
+		a.act = GLU("silu", a.gate, a.normed)
+	}
 	t.attentionOut = m.linear(a.act, in+"wo", "")
 	t.mid = add(t.x, m.normAfter(t.attentionOut, fmt.Sprintf("layer.%d.ln1_post", l)))
 }
 
+// groupWidth returns the width of the groups that Mamba-2 normalises: that of all heads of values with the same keys.
+func (cfg *Config) groupWidth() int {
+	return cfg.LinearValueHeads / cfg.LinearKeyHeads * cfg.LinearValueDim
+}
+
+func ones(n int) []float64 { return slices.Repeat([]float64{1}, n) }
+
 func (m *model) linearAttendGrad(l int, dmid []float64) []float64 {
-	t, prefix := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
+	t, prefix, cfg := &m.tapes[l], fmt.Sprintf("layer.%d.", l), &m.cfg
 	in, a := prefix+"linear.", &t.linear
 	dact := m.linearGrad(a.act, m.normAfterGrad(t.attentionOut, dmid, prefix+"ln1_post"), in+"wo", "")
-	dgate, dnormed := GLUGrad("silu", a.gate, a.normed, dact)
-	dout, dgamma := RMSNormGrad(a.out, m.w[in+"norm.gamma"], dnormed, m.cfg.NormEps)
+	var dgate, dout, skip, dgamma []float64
+	if cfg.mixer(l) == "mamba2" {
+		var dnormed, dfactor []float64
+		dnormed, dgamma = ScaleColumnsGrad(a.normed, m.w[in+"norm.gamma"], dact, 1)
+		dgated, _ := RMSNormGrad(GLU("silu", a.gate, a.out), ones(cfg.groupWidth()), dnormed, cfg.NormEps)
+		dgate, dout = GLUGrad("silu", a.gate, a.out, dgated)
+		skip, dfactor = ScaleColumnsGrad(a.operands.V, m.w[in+"skip"], dout, cfg.LinearValueDim)
+		addTo(m.grads[in+"skip"], dfactor)
+	} else {
+		var dnormed []float64
+		dgate, dnormed = GLUGrad("silu", a.gate, a.normed, dact)
+		dout, dgamma = RMSNormGrad(a.out, m.w[in+"norm.gamma"], dnormed, cfg.NormEps)
+	}
 	addTo(m.grads[in+"norm.gamma"], dgamma)
-	d := m.cfg.scan(m.batch).Grad(a.operands, dout, nil)
+	d := cfg.scan(l, m.batch).Grad(a.operands, dout, nil)
+	addTo(d.V, skip)
 	dnorm1 := m.linearGrad(t.norm1, dgate, in+"wz", "")
 	for i, dy := range [][]float64{d.Q, d.K, d.V} {
 		name := "qkv"[i : i+1]
-		dx, dw := m.conv(i, a).Grad(a.raw[i], m.w[in+"conv_"+name], dy)
+		dx, dw, dbias := m.conv(i, a).Grad(a.raw[i], m.w[in+"conv_"+name], m.w[in+"b_conv_"+name], dy)
 		addTo(m.grads[in+"conv_"+name], dw)
+		if m.w[in+"b_conv_"+name] != nil {
+			addTo(m.grads[in+"b_conv_"+name], dbias)
+		}
 		addTo(dnorm1, m.linearGrad(t.norm1, dx, in+"w"+name, ""))
 	}
-	dsteps, drate, dbias := DecayGrad(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], d.Decay)
+	var dstep []float64
+	least := 0.0
+	if cfg.mixer(l) == "mamba2" {
+		dstep, least = d.Beta, cfg.StepMin
+	} else {
+		addTo(dnorm1, m.linearGrad(t.norm1, ActivateGrad("sigmoid", a.logits, d.Beta), in+"wb", ""))
+	}
+	dsteps, drate, dbias := DecayGrad(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], d.Decay, dstep, least)
 	addTo(m.grads[in+"rate"], drate)
 	addTo(m.grads[in+"b_dt"], dbias)
 	addTo(dnorm1, m.linearGrad(t.norm1, dsteps, in+"wa", ""))
-	addTo(dnorm1, m.linearGrad(t.norm1, ActivateGrad("sigmoid", a.logits, d.Beta), in+"wb", ""))
 	return add(dmid, m.normBeforeGrad(t.x, dnorm1, prefix+"ln1"))
 }
 
-// Grad returns the gradients of a convolution of whole sequences without bias.
-func (c Conv) Grad(x, w, dy []float64) (dx, dw []float64) {
-	dx, dw = make([]float64, len(x)), make([]float64, len(w))
+// Grad returns the gradients of a convolution of whole sequences. The bias may be nil.
+func (c Conv) Grad(x, w, bias, dy []float64) (dx, dw, dbias []float64) {
+	dx, dw, dbias = make([]float64, len(x)), make([]float64, len(w)), make([]float64, c.Cols)
 	for i := range x {
 		col, sum := i%c.Cols, 0.0
+		if bias != nil {
+			sum = bias[col]
+		}
 		each := func(visit func(from, weight int)) {
 			for j := range c.Width {
 				if from := i - j*c.Batch*c.Cols; from >= 0 {
@@ -100,22 +163,29 @@ func (c Conv) Grad(x, w, dy []float64) (dx, dw []float64) {
 		each(func(from, weight int) { sum += w[weight] * x[from] })
 		s := 1 / (1 + math.Exp(-sum))
 		z := dy[i] * (s + sum*s*(1-s))
+		dbias[col] += z
 		each(func(from, weight int) {
 			dx[from] += z * w[weight]
 			dw[weight] += z * x[from]
 		})
 	}
-	return dx, dw
+	return dx, dw, dbias
 }
 
-// DecayGrad returns the gradients of Decay's operands, given that of its first result.
-func DecayGrad(x, rate, bias, dy []float64) (dx, drate, dbias []float64) {
+// DecayGrad returns the gradients of Decay's operands, given those of its results. That of the second may be nil.
+func DecayGrad(x, rate, bias, dy, dstep []float64, least float64) (dx, drate, dbias []float64) {
 	dx, drate, dbias = make([]float64, len(x)), make([]float64, len(rate)), make([]float64, len(bias))
-	y, _ := Decay(x, rate, bias)
+	y, step := Decay(x, rate, bias, least)
 	for i := range x {
 		c := i % len(bias)
 		head := c / (len(bias) / len(rate))
-		dx[i] = -math.Exp(rate[head]) * dy[i] / (1 + math.Exp(-x[i]-bias[c]))
+		d := -math.Exp(rate[head]) * dy[i]
+		if dstep != nil {
+			d += dstep[i]
+		}
+		if step[i] > least {
+			dx[i] = d / (1 + math.Exp(-x[i]-bias[c]))
+		}
 		dbias[c] += dx[i]
 		drate[head] += dy[i] * y[i]
 	}

@@ -33,7 +33,7 @@ type Config struct {
 	HeadDim int      `json:"head_dim"`
 	FFN     int      `json:"ffn"`
 	FFNs    []int    `json:"ffns"`   // for each layer, repeated cyclically: FFN, or 0 for no MLP; empty: FFN for all layers
-	Mixers  []string `json:"mixers"` // attention | gated_delta | none for each layer, repeated cyclically; empty: attention for all layers
+	Mixers  []string `json:"mixers"` // attention | gated_delta | mamba2 | none for each layer, repeated cyclically; empty: attention for all layers
 	Vocab   int      `json:"vocab"`
 
 	MLPs          []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts
@@ -42,6 +42,7 @@ type Config struct {
 	ExpertFFN     int      `json:"moe_intermediate_size"`
 	SharedFFN     int      `json:"shared_expert_intermediate_size"`
 	SharedGate    bool     `json:"shared_expert_gate"`
+	LatentSize    int      `json:"moe_latent_size"`
 	Scoring       string   `json:"scoring_func"` // softmax | sigmoid | softmax_topk
 	NormTop       bool     `json:"norm_topk_prob"`
 	RoutedScale   float64  `json:"routed_scaling_factor"`
@@ -57,6 +58,9 @@ type Config struct {
 	LinearKeyDim     int `json:"linear_key_head_dim"`
 	LinearValueDim   int `json:"linear_value_head_dim"`
 	LinearConv       int `json:"linear_conv_kernel_dim"`
+
+	ConvBias bool    `json:"use_conv_bias"`
+	StepMin  float64 `json:"time_step_min"`
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to gamma
@@ -134,8 +138,7 @@ func (cfg *Config) ffn(layer int) int {
 }
 
 func (cfg *Config) attends(layer int) bool {
-	n := len(cfg.Mixers)
-	return n == 0 || cfg.Mixers[layer%n] == "attention"
+	return cfg.mixer(layer) == "attention"
 }
 
 // Tensors holds row-major values by name.
@@ -214,7 +217,7 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 	}
 	if cfg.linear(layer) {
 		norm("ln1", cfg.normsBefore())
-		list = append(list, linearParameters(cfg)...)
+		list = append(list, linearParameters(cfg, layer)...)
 		norm("ln1_post", cfg.normsAfter())
 	}
 	if f > 0 {

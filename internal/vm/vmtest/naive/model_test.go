@@ -43,6 +43,18 @@ var traits = map[string]func(*Config){
 		c.Layers, c.Mixers, c.AttnGate, c.NormOffset = 3, []string{"gated_delta", "gated_delta", "attention"}, true, 1
 		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 2, 4, 3, 5, 3
 	},
+	"mamba2": func(c *Config) {
+		c.Layers, c.Mixers, c.NormOffset, c.ConvBias, c.StepMin = 3, []string{"mamba2", "attention", "mamba2"}, 1, true, 0.7
+		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 2, 4, 3, 5, 3
+	},
+	"mamba2_post": func(c *Config) {
+		c.Mixers, c.NormPlace = []string{"gated_delta", "mamba2"}, "pre_post"
+		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 1, 3, 2, 3, 2
+	},
+	"latent": func(c *Config) {
+		c.Gated, c.Activation, c.Mixers, c.FFNs = false, "relu2", []string{"none", "attention"}, []int{c.FFN, 0}
+		c.Experts, c.TopExperts, c.ExpertFFN, c.SharedFFN, c.LatentSize, c.Scoring, c.NormTop, c.RoutedScale = 4, 2, 5, 3, 3, "sigmoid", true, 1.5
+	},
 	"gated_delta_post": func(c *Config) {
 		c.Mixers, c.NormPlace = []string{"attention", "gated_delta"}, "pre_post"
 		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 1, 1, 2, 3, 7

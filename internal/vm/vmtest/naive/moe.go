@@ -15,6 +15,7 @@ type sparseTape struct {
 	shared          []float64 // the result of the shared expert, before its gate
 	gate            []float64 // the gate of each row
 	sGate, sUp, act []float64
+	rows, sums      []float64 // what experts take, and the sum of what they return, if these are not as wide as the model
 }
 
 // expertTape holds the values of the rows that use an expert.
@@ -47,7 +48,7 @@ func (cfg *Config) router() Router {
 // sparseParameters lists the tensors of an MLP with experts. The rows of each matrix of an expert follow those of the expert before, and the
 // last matrix is transposed.
 func sparseParameters(cfg Config) (list []tensor) {
-	e, h, f := cfg.Experts, cfg.Hidden, cfg.ExpertFFN
+	e, h, f, width := cfg.Experts, cfg.Hidden, cfg.ExpertFFN, cfg.rowWidth()
 	add := func(there bool, name string, shape ...int) {
 		if there {
 			list = append(list, tensor{name, shape})
@@ -59,10 +60,12 @@ func sparseParameters(cfg Config) (list []tensor) {
 	add(cfg.Correction, "router.correction", e)
 	gate, up, down := cfg.suffixes()
 	for _, suffix := range []string{gate, up} {
-		add(suffix != "", "experts.w"+suffix, e*h, f)
+		add(suffix != "", "experts.w"+suffix, e*width, f)
 		add(suffix != "" && biased, "experts.b"+suffix, e, f)
 	}
-	add(true, "experts.w"+down, e*h, f)
+	add(true, "experts.w"+down, e*width, f)
+	add(cfg.LatentSize > 0, "latent.w_in", h, width)
+	add(cfg.LatentSize > 0, "latent.w_out", width, h)
 	if s := cfg.SharedFFN; s > 0 {
 		for _, m := range []struct {
 			there   bool
@@ -83,34 +86,48 @@ func sparseParameters(cfg Config) (list []tensor) {
 
 // sparse returns the result of an MLP with experts.
 func (m *model) sparse(l int, t *tape) []float64 {
-	cfg, in, x, h := &m.cfg, fmt.Sprintf("layer.%d.", l), t.norm2, m.cfg.Hidden
-	s := &t.sparse
+	cfg, in, x := &m.cfg, fmt.Sprintf("layer.%d.", l), t.norm2
+	s, width := &t.sparse, cfg.rowWidth()
 	rows, r := len(m.inputs), cfg.router()
 	r.Correction = m.w[in+"router.correction"]
-	s.logits = MatMul(x, m.w[in+"router.w"], m.w[in+"router.b"], rows, cfg.Experts, h, false, false)
+	s.logits = MatMul(x, m.w[in+"router.w"], m.w[in+"router.b"], rows, cfg.Experts, cfg.Hidden, false, false)
 	s.experts = r.Choose(s.logits)
 	s.weights = r.Weights(s.logits, s.experts)
-	y := make([]float64, len(x))
+	if s.rows = x; cfg.LatentSize > 0 {
+		s.rows = m.linear(x, in+"latent.w_in", "")
+	}
+	y := make([]float64, len(s.rows))
 	s.each = make([]expertTape, cfg.Experts)
 	for e := range s.each {
 		own := &s.each[e]
 		for i, chosen := range s.experts {
 			if chosen == e {
 				own.choices = append(own.choices, i)
-				own.x = append(own.x, x[i/r.Top*h:][:h]...)
+				own.x = append(own.x, s.rows[i/r.Top*width:][:width]...)
 			}
 		}
 		m.expert(in, e, own)
 		for n, i := range own.choices {
-			for c := range h {
-				y[i/r.Top*h+c] += s.weights[i] * own.y[n*h+c]
+			for c := range width {
+				y[i/r.Top*width+c] += s.weights[i] * own.y[n*width+c]
 			}
 		}
+	}
+	if s.sums = y; cfg.LatentSize > 0 {
+		y = m.linear(y, in+"latent.w_out", "")
 	}
 	if cfg.SharedFFN > 0 {
 		addTo(y, m.sharedExpert(in, x, s))
 	}
 	return y
+}
+
+// rowWidth returns the width of the rows that experts take and return.
+func (cfg *Config) rowWidth() int {
+	if cfg.LatentSize > 0 {
+		return cfg.LatentSize
+	}
+	return cfg.Hidden
 }
 
 // expertPart returns an expert's part of a tensor, or nil if there is no such tensor.
@@ -135,7 +152,7 @@ func (m *model) expert(in string, e int, own *expertTape) {
 	cfg, n := &m.cfg, len(own.choices)
 	gate, up, down := cfg.suffixes()
 	into := func(suffix string) []float64 {
-		return MatMul(own.x, m.expertPart(m.w, in+"experts.w"+suffix, e), m.expertPart(m.w, in+"experts.b"+suffix, e), n, cfg.ExpertFFN, cfg.Hidden, false, false)
+		return MatMul(own.x, m.expertPart(m.w, in+"experts.w"+suffix, e), m.expertPart(m.w, in+"experts.b"+suffix, e), n, cfg.ExpertFFN, cfg.rowWidth(), false, false)
 	}
 	own.up = into(up)
 	if cfg.Gated {
@@ -144,13 +161,13 @@ func (m *model) expert(in string, e int, own *expertTape) {
 	} else {
 		own.act = Activate(cfg.Activation, own.up)
 	}
-	own.y = MatMul(own.act, m.expertPart(m.w, in+"experts.w"+down, e), m.expertPart(m.w, in+"experts.b"+down, e), n, cfg.Hidden, cfg.ExpertFFN, false, true)
+	own.y = MatMul(own.act, m.expertPart(m.w, in+"experts.w"+down, e), m.expertPart(m.w, in+"experts.b"+down, e), n, cfg.rowWidth(), cfg.ExpertFFN, false, true)
 }
 
 // expertGrad adds the gradients of an expert's tensors, and returns that of its rows.
 func (m *model) expertGrad(in string, e int, own *expertTape, dy []float64) (dx []float64) {
 	cfg, n := &m.cfg, len(own.choices)
-	h, f := cfg.Hidden, cfg.ExpertFFN
+	h, f := cfg.rowWidth(), cfg.ExpertFFN
 	gate, up, down := cfg.suffixes()
 	addTo(m.expertPart(m.grads, in+"experts.w"+down, e), MatMul(dy, own.act, nil, h, f, n, true, false))
 	if db := m.expertPart(m.grads, in+"experts.b"+down, e); db != nil {
@@ -223,23 +240,29 @@ func (m *model) sharedExpertGrad(in string, x, dy []float64, s *sparseTape) (dx 
 
 // sparseGrad adds the gradients of an MLP with experts, and returns that of its input.
 func (m *model) sparseGrad(l int, t *tape, dy []float64) (dx []float64) {
-	cfg, in, x, h := &m.cfg, fmt.Sprintf("layer.%d.", l), t.norm2, m.cfg.Hidden
-	s, r := &t.sparse, cfg.router()
-	dx = make([]float64, len(x))
+	cfg, in, x, width := &m.cfg, fmt.Sprintf("layer.%d.", l), t.norm2, m.cfg.rowWidth()
+	s, r, dsums := &t.sparse, cfg.router(), dy
+	if cfg.LatentSize > 0 {
+		dsums = m.linearGrad(s.sums, dy, in+"latent.w_out", "")
+	}
+	dx = make([]float64, len(s.rows))
 	dweights := make([]float64, len(s.weights))
 	for e := range s.each {
 		own := &s.each[e]
 		var d []float64
 		for n, i := range own.choices {
-			for c := range h {
-				dweights[i] += dy[i/r.Top*h+c] * own.y[n*h+c]
-				d = append(d, s.weights[i]*dy[i/r.Top*h+c])
+			for c := range width {
+				dweights[i] += dsums[i/r.Top*width+c] * own.y[n*width+c]
+				d = append(d, s.weights[i]*dsums[i/r.Top*width+c])
 			}
 		}
 		back := m.expertGrad(in, e, own, d)
 		for n, i := range own.choices {
-			addTo(dx[i/r.Top*h:][:h], back[n*h:][:h])
+			addTo(dx[i/r.Top*width:][:width], back[n*width:][:width])
 		}
+	}
+	if cfg.LatentSize > 0 {
+		dx = m.linearGrad(x, dx, in+"latent.w_in", "")
 	}
 	dlogits := r.weightsGrad(s.logits, s.experts, dweights)
 	addTo(dlogits, m.routerLossGrad(s.logits))

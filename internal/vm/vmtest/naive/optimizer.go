@@ -33,7 +33,7 @@ func (opt Optimizer) Decays(name string) bool {
 	switch last {
 	case "gamma", "beta":
 		group = "norms"
-	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down", "b", "sinks", "rate", "b_dt":
+	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down", "b", "sinks", "rate", "b_dt", "skip", "b_conv_q", "b_conv_k", "b_conv_v":
 		group = "biases"
 	case "embed", "pos":
 		group = "embeddings"

@@ -207,12 +207,31 @@ func (c Conv) Run(x, w, bias, tail []float64) (y, next []float64) {
 	return y, all[len(all)-len(tail):]
 }
 
-// Decay returns the decays of scans and the steps that they are proportional to, of rows of the columns of all heads.
-func Decay(x, rate, bias []float64) (y, step []float64) {
+// Decay returns the decays of scans and the steps that they are proportional to, of rows of the columns of all heads. No step is less than
+// least.
+func Decay(x, rate, bias []float64, least float64) (y, step []float64) {
 	for i := range x {
 		c := i % len(bias)
-		step = append(step, math.Log(1+math.Exp(x[i]+bias[c])))
+		step = append(step, max(least, math.Log(1+math.Exp(x[i]+bias[c]))))
 		y = append(y, -math.Exp(rate[c/(len(bias)/len(rate))])*step[i])
 	}
 	return y, step
+}
+
+// ScaleColumns multiplies the columns of each head by its factor.
+func ScaleColumns(x, factor []float64, headDim int) []float64 {
+	y := make([]float64, len(x))
+	for i := range x {
+		y[i] = factor[i/headDim%len(factor)] * x[i]
+	}
+	return y
+}
+
+// ScaleColumnsGrad returns the gradients of ScaleColumns.
+func ScaleColumnsGrad(x, factor, dy []float64, headDim int) (dx, dfactor []float64) {
+	dfactor = make([]float64, len(factor))
+	for i := range x {
+		dfactor[i/headDim%len(factor)] += x[i] * dy[i]
+	}
+	return ScaleColumns(dy, factor, headDim), dfactor
 }

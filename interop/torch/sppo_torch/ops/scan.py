@@ -52,6 +52,12 @@ def conv(
 
 
 @differentiable
-def decay(x: Tensor, rate: Tensor, bias: Tensor, *, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+def decay(x: Tensor, rate: Tensor, bias: Tensor, *, heads: int, head_dim: int, least: float) -> tuple[Tensor, Tensor]:
     step = torch.logaddexp(x + bias, torch.zeros_like(x))
+    step = torch.where(step < least, least, step)
     return -rate.exp().repeat_interleave(head_dim) * step, step
+
+
+@differentiable
+def scale_columns(x: Tensor, factor: Tensor, *, heads: int, head_dim: int) -> tuple[Tensor]:
+    return (x * factor.repeat_interleave(head_dim),)
