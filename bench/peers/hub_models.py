@@ -40,6 +40,9 @@ GROWN = dict(YARN, llama_4_scaling_beta=0.4, original_max_position_embeddings=5)
 LINEARS = dict(SMALL, rms_norm_eps=0.02, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=12, linear_conv_kernel_dim=3)
 GATED = "linear_attention"
 
+MAMBA = dict({key: value for key, value in SMALL.items() if key != "num_hidden_layers"}, ssm_state_size=6, mamba_num_heads=6, mamba_head_dim=5, n_groups=2, conv_kernel=3,
+             n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=7, moe_shared_expert_intermediate_size=9, layer_norm_epsilon=0.02)
+
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
 # Name, class, config, type of the stored weights, bytes of a shard. The index of a row is its seed, so add rows at the end. There is no
@@ -159,6 +162,13 @@ MODELS = [
     ("qwen3.5", hub.Qwen3_5TextConfig, dict(LINEARS, head_dim=16, num_hidden_layers=3, layer_types=[FULL, GATED, GATED]), "float32", None),
     ("qwen3.5-moe", hub.Qwen3_5MoeTextConfig, dict(LINEARS, head_dim=8, num_hidden_layers=4, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7,
                                                   shared_expert_intermediate_size=9), "bfloat16", None),
+    ("nemotron-h", hub.NemotronHConfig, dict(MAMBA, head_dim=6, layers_block_type=[GATED, "moe", FULL, "mlp"], moe_latent_size=5), "float32", None),
+    ("nemotron-h-groups", hub.NemotronHConfig, dict(MAMBA, head_dim=4, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, norm_topk_prob=False,
+                                                   routed_scaling_factor=2.5, hybrid_override_pattern="MEM*E"), "bfloat16", "3KB"),
+    ("nemotron-h-dense", hub.NemotronHConfig, dict(MAMBA, head_dim=8, num_key_value_heads=2, n_groups=6, conv_kernel=4, use_conv_bias=False, time_step_min=0.5,
+                                                  hybrid_override_pattern="M-M*-", tie_word_embeddings=True), "bfloat16", None),
+    ("nemotron-h-fused", hub.NemotronHConfig, dict(MAMBA, head_dim=6, layers_block_type=[FULL, GATED, "moe", GATED], mlp_hidden_act="gelu", moe_latent_size=12),
+     "float32", None),
 ]
 
 

@@ -40,6 +40,7 @@ const (
 	ministral3 = "ministral3"
 	hunyuan    = "hunyuan_v1_dense"
 	glmMoE     = "glm4_moe"
+	nemotronH  = "nemotron_h"
 	qwenNext   = "qwen3_next"
 	qwen35MoE  = "qwen3_5_moe_text"
 )
@@ -67,6 +68,7 @@ var architectures = []architecture{
 		outer: "qwen3_5", outerKeys: qwen35VisionKeys},
 	{modelType: qwen35MoE, class: "Qwen3_5MoeForCausalLM", family: qwenNext, keys: qwen35MoEKeys, theta: usualTheta, partial: true, read: (*Model).qwen35MoE, names: qwen35Names,
 		outer: "qwen3_5_moe", outerKeys: qwen35VisionKeys},
+	{modelType: nemotronH, class: "NemotronHForCausalLM", family: nemotronH, keys: nemotronKeys, read: (*Model).nemotronH, names: nemotronNames},
 	{modelType: "mixtral", class: "MixtralForCausalLM", family: "mixtral", keys: mixtralKeys, theta: 1e6, read: (*Model).mixtral, names: mixtralNames},
 	{modelType: glmMoE, class: "Glm4MoeForCausalLM", family: glmMoE, keys: glmMoEKeys, theta: usualTheta, partial: true, read: (*Model).glmMoE, names: glmMoENames},
 	{modelType: "gpt_oss", class: "GptOssForCausalLM", family: "gpt_oss", keys: ossKeys, theta: 150000, read: (*Model).gptOss, names: ossNames},
@@ -502,6 +504,105 @@ func (m *Model) qwen35MoE(c *config) {
 	m.sparse(c, "num_experts", "moe_intermediate_size")
 	m.set("norm_topk_prob", "true", "model_type")
 	m.sharedExpert(c)
+}
+
+// nemotronBlocks maps the layers of Nemotron-H, each of which has one block, to words of hybrid_override_pattern and of layer_types.
+var nemotronBlocks = map[string]struct{ letter, older, mixer string }{
+	linearAttention: {"M", "mamba", lang.MixerMamba2}, fullAttention: {"*", "attention", "full"}, "mlp": {"-", "mlp", "none"}, "moe": {"E", "moe", "none"},
+}
+
+// nemotronTypes returns the block of each layer.
+func (m *Model) nemotronTypes(c *config) (types []string, from string) {
+	from = "layers_block_type"
+	for _, other := range []string{"layer_types", "hybrid_override_pattern"} {
+		if !c.has(from) && c.has(other) {
+			from = other
+		}
+	}
+	var words []string
+	if from == "hybrid_override_pattern" {
+		words = strings.Split(c.word(from), "")
+	} else {
+		words = c.words(from)
+	}
+	for _, word := range words {
+		found := ""
+		for name, b := range nemotronBlocks {
+			if word == name || word == b.letter && from == "hybrid_override_pattern" || word == b.older {
+				found = name
+			}
+		}
+		if found == "" {
+			c.failf(from, "has %q, which is not supported; use %s, %s, moe or mlp", word, linearAttention, fullAttention)
+		}
+		types = append(types, found)
+	}
+	c.skip("hybrid_override_pattern", "layer_types", "num_hidden_layers")
+	return types, from
+}
+
+// nemotronH reads the config of Nemotron-H and Nemotron 3. transformers limits the steps of decays from below by time_step_min, whatever
+// time_step_limit says.
+func (m *Model) nemotronH(c *config) {
+	types, from := m.nemotronTypes(c)
+	if len(types) > 1<<12 {
+		c.failf(from, "has %d layers, more than %d", len(types), 1<<12)
+		return
+	}
+	c.members["num_hidden_layers"] = json.RawMessage(strconv.Itoa(len(types)))
+	c.members["rms_norm_eps"] = json.RawMessage("1")
+	m.decoder(c)
+	delete(c.members, "rms_norm_eps")
+	delete(c.members, "num_hidden_layers")
+	for _, name := range []string{"norm_eps", "bias", "layers", "ffn"} {
+		m.drop(name)
+	}
+	m.setCount("layers", int64(len(types)), from)
+	m.setNumber("norm_eps", c.positive("layer_norm_epsilon"), "layer_norm_epsilon")
+	m.activation(c, "mlp_hidden_act")
+	var mixers, widths, mlps []string
+	for _, t := range types {
+		mixer, width, mlp := nemotronBlocks[t].mixer, "0", "dense"
+		if mixer == "none" {
+			width = strconv.FormatInt(c.count("intermediate_size"), 10)
+		}
+		if t == "moe" {
+			mlp = "sparse"
+		}
+		mixers, widths, mlps = append(mixers, mixer), append(widths, width), append(mlps, mlp)
+	}
+	m.setList("ffn", period(widths), from)
+	m.setList("layer_types", period(mixers), from)
+	if slices.Contains(types, linearAttention) {
+		for _, k := range [][2]string{{"linear_num_key_heads", "n_groups"}, {"linear_num_value_heads", "mamba_num_heads"}, {"linear_key_head_dim", "ssm_state_size"},
+			{"linear_value_head_dim", "mamba_head_dim"}, {"linear_conv_kernel_dim", "conv_kernel"}} {
+			m.setCount(k[0], c.count(k[1]), k[1])
+		}
+		m.set("use_conv_bias", fmt.Sprint(c.truth("use_conv_bias")), "use_conv_bias")
+		m.setNumber("time_step_min", c.number("time_step_min"), "time_step_min")
+	}
+	if slices.Contains(types, "moe") {
+		m.setList("mlp_layer_types", period(mlps), from)
+		m.sparse(c, "n_routed_experts", "moe_intermediate_size")
+		m.sigmoidRouter(c)
+		m.setCount("shared_expert_intermediate_size", c.count("moe_shared_expert_intermediate_size"), "moe_shared_expert_intermediate_size")
+		if c.has("moe_latent_size") {
+			m.setCount("moe_latent_size", c.count("moe_latent_size"), "moe_latent_size")
+		}
+	}
+	if n := get[int64](c, "num_nextn_predict_layers", "a whole number"); n > 0 {
+		m.notice("num_nextn_predict_layers = %d: the layers for multi-token prediction are not trained", n)
+	}
+}
+
+// sigmoidRouter reads the keys of a router that chooses experts by corrected scores, which are sigmoids.
+func (m *Model) sigmoidRouter(c *config) {
+	m.set("scoring_func", lang.ScoringSigmoid, "model_type")
+	m.set("e_score_correction_bias", "true", "model_type")
+	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
+	m.setNumber("routed_scaling_factor", c.positive("routed_scaling_factor"), "routed_scaling_factor")
+	m.setCount("n_group", c.count("n_group"), "n_group")
+	m.setCount("topk_group", c.count("topk_group"), "topk_group")
 }
 
 // sharedExpert reads the width of an expert that all tokens use, which has a gate.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,9 +47,16 @@ func readObject(path string) (*config, error) {
 	return c, nil
 }
 
+// nonNumber matches what Python writes for numbers that JSON lacks.
+var nonNumber = regexp.MustCompile(`([\[:,]\s*)(-?Infinity|NaN)\b`)
+
 func parseConfig(text []byte) (*config, error) {
 	var members map[string]json.RawMessage
-	if err := json.Unmarshal(text, &members); err != nil {
+	err := json.Unmarshal(text, &members)
+	if err != nil && json.Unmarshal(nonNumber.ReplaceAll(text, []byte(`$1"$2"`)), &members) == nil {
+		err = nil
+	}
+	if err != nil {
 		return nil, fmt.Errorf("is not a JSON object: %w", err)
 	}
 	if members == nil {

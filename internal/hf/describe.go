@@ -99,6 +99,9 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	if a.names.fused != nil && rowOf(a.keys, "moe_intermediate_size") == nil && m.Experts > 0 {
 		c["intermediate_size"] = m.ExpertFFN
 	}
+	if rowOf(a.keys, "layers_block_type") != nil {
+		a.describeBlocks(c, &l)
+	}
 	dense := denseLayers(&l)
 	for key, v := range map[string]any{
 		"hidden_act": theirs[m.Activation], "hidden_activation": theirs[m.Activation],
@@ -111,6 +114,9 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"shared_expert_intermediate_size": m.SharedFFN,
 		"moe_intermediate_size":           m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
 		"n_group": max(1, m.ExpertGroups), "topk_group": max(1, m.TopGroups), "use_qk_norm": m.QKNorm == lang.QKNormHead, "num_mtp_layers": 0,
+		"n_groups": max(1, m.LinearKeyHeads), "mamba_num_heads": max(1, m.LinearValueHeads), "ssm_state_size": max(1, m.LinearKeyDim), "mamba_head_dim": max(1, m.LinearValueDim),
+		"conv_kernel": max(1, m.LinearConv), "use_conv_bias": m.ConvBias, "time_step_min": m.StepMin, "mlp_hidden_act": theirs[m.Activation],
+		"layer_norm_epsilon": m.NormEps, "moe_shared_expert_intermediate_size": m.SharedFFN, "moe_latent_size": countOrNull(m.LatentSize),
 		"n_shared_experts": m.SharedFFN / max(1, m.ExpertFFN), "first_k_dense_replace": len(dense), "mlp_only_layers": dense,
 		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
 		"attn_logit_softcapping": orNull(m.AttnSoftcap), "final_logit_softcapping": orNull(m.LogitSoftcap),
@@ -122,6 +128,26 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	a.describeWindows(c, &l)
 	a.describeRotary(c, &l)
 	return c
+}
+
+// describeBlocks writes the block of each layer of Nemotron-H. If a layer has two, reading the config back reveals the difference.
+func (a *architecture) describeBlocks(c map[string]any, m *lang.Model) {
+	var types []string
+	for layer := range m.Layers {
+		switch f := m.FormOf(layer); {
+		case f.Mixer == lang.MixerMamba2:
+			types = append(types, linearAttention)
+		case f.Mixer != lang.MixerNone:
+			types = append(types, fullAttention)
+		case f.Experts > 0:
+			types = append(types, "moe")
+		default:
+			types = append(types, "mlp")
+		}
+	}
+	c["layers_block_type"] = types
+	delete(c, "num_hidden_layers")
+	delete(c, "rms_norm_eps")
 }
 
 // denseLayers lists the layers whose MLPs have no experts.
@@ -179,6 +205,13 @@ func asReals(v any) any {
 	return v
 }
 
+func countOrNull(n int) any {
+	if n == 0 {
+		return nil
+	}
+	return n
+}
+
 func orNull(v float64) any {
 	if v == 0 {
 		return nil
@@ -200,7 +233,7 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	for layer := range m.Layers {
 		kind := fullAttention
 		switch {
-		case m.FormOf(layer).Mixer == lang.MixerGatedDelta:
+		case m.FormOf(layer).Mixer != lang.MixerAttention && m.FormOf(layer).Mixer != lang.MixerNone:
 			kind = linearAttention
 		case m.WindowOf(layer) > 0:
 			kind = slidingAttention
@@ -227,6 +260,9 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 			rotated = append(rotated, map[bool]int{true: 1}[m.Rotates(layer)])
 		}
 		c["no_rope_layers"] = rotated
+	}
+	if rowOf(a.keys, "rope_parameters") == nil {
+		return
 	}
 	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
 	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE || a.family == qwenNext { // other classes ignore it

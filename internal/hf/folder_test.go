@@ -110,6 +110,24 @@ func TestFormsOfConfig(t *testing.T) {
 	}
 }
 
+// The names of the kinds of layers of Nemotron-H have changed, and published configs have numbers that JSON lacks.
+func TestFormsOfNemotron(t *testing.T) {
+	text := func(blocks string) string {
+		return importText(t, []byte(`{"model_type": "nemotron_h", "dtype": "float32", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+			"vocab_size": 37, "pad_token_id": null, "intermediate_size": 12, "time_step_limit": [0.0, Infinity], `+blocks+"}"))
+	}
+	want := text(`"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]`)
+	for _, other := range []string{`"layers_block_type": ["mamba", "moe", "attention", "mlp"]`, `"hybrid_override_pattern": "ME*-"`, `"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4`} {
+		if got := text(other); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", other, got, want)
+		}
+	}
+	_, err := hf.ReadModel(configFolder(t, []byte(`{"model_type": "nemotron_h", "hybrid_override_pattern": "MX*"}`)))
+	if err == nil || !strings.Contains(err.Error(), `hybrid_override_pattern has "X", which is not supported`) {
+		t.Error(err)
+	}
+}
+
 // Keys that neither transformers nor the reader uses are named in one notice, and so are sizes that the config does not give.
 func TestIgnoredKeys(t *testing.T) {
 	for want, changes := range map[string]members{

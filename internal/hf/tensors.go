@@ -14,6 +14,7 @@ import (
 type naming struct {
 	tensors map[string]place
 	prefix  string   // prefix of all names except the head's; some folders omit it
+	other   string   // instead of prefix, in some folders
 	ignored []string // suffixes of buffers in older files, which are not needed
 
 	neighbours bool             // rotated pairs are neighbours: see pairing
@@ -210,6 +211,47 @@ var (
 	})
 )
 
+// nemotronPlaces are those of Nemotron-H, whose layers have one block each: the norm before it has the same name in all layers.
+var (
+	nemotronPlaces = map[string]place{
+		"embed": plain("backbone.embeddings.weight"), "ln_f.gamma": plain("backbone.norm_f.weight"), "head": plain("lm_head.weight"),
+		"layer.ln1.gamma": plain("backbone.layers.*.norm.weight"), "layer.ln2.gamma": plain("backbone.layers.*.norm.weight"),
+
+		"layer.wq": linear("backbone.layers.*.mixer.q_proj.weight"), "layer.wk": linear("backbone.layers.*.mixer.k_proj.weight"),
+		"layer.wv": linear("backbone.layers.*.mixer.v_proj.weight"), "layer.wo": linear("backbone.layers.*.mixer.o_proj.weight"),
+		"layer.w1": linear("backbone.layers.*.mixer.up_proj.weight"), "layer.w2": linear("backbone.layers.*.mixer.down_proj.weight"),
+
+		"layer.linear.wz":         linear("backbone.layers.*.mixer.in_proj.weight"),
+		"layer.linear.wv":         linear("backbone.layers.*.mixer.in_proj.weight", "layer.linear.wz"),
+		"layer.linear.wk":         linear("backbone.layers.*.mixer.in_proj.weight", "layer.linear.wz", "layer.linear.wv"),
+		"layer.linear.wq":         linear("backbone.layers.*.mixer.in_proj.weight", "layer.linear.wz", "layer.linear.wv", "layer.linear.wk"),
+		"layer.linear.wa":         linear("backbone.layers.*.mixer.in_proj.weight", "layer.linear.wz", "layer.linear.wv", "layer.linear.wk", "layer.linear.wq"),
+		"layer.linear.conv_v":     {name: "backbone.layers.*.mixer.conv1d.weight", how: stacked},
+		"layer.linear.conv_k":     {name: "backbone.layers.*.mixer.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_v"}},
+		"layer.linear.conv_q":     {name: "backbone.layers.*.mixer.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_v", "layer.linear.conv_k"}},
+		"layer.linear.b_conv_v":   plain("backbone.layers.*.mixer.conv1d.bias"),
+		"layer.linear.b_conv_k":   plain("backbone.layers.*.mixer.conv1d.bias", "layer.linear.b_conv_v"),
+		"layer.linear.b_conv_q":   plain("backbone.layers.*.mixer.conv1d.bias", "layer.linear.b_conv_v", "layer.linear.b_conv_k"),
+		"layer.linear.rate":       plain("backbone.layers.*.mixer.A_log"),
+		"layer.linear.b_dt":       plain("backbone.layers.*.mixer.dt_bias"),
+		"layer.linear.skip":       plain("backbone.layers.*.mixer.D"),
+		"layer.linear.norm.gamma": plain("backbone.layers.*.mixer.norm.weight"),
+		"layer.linear.wo":         linear("backbone.layers.*.mixer.out_proj.weight"),
+
+		routerName:           linear("backbone.layers.*.mixer.gate.weight"),
+		correctionName:       plain("backbone.layers.*.mixer.gate.e_score_correction_bias"),
+		"layer.experts.w1":   linear("backbone.layers.*.mixer.experts.#.up_proj.weight"),
+		"layer.experts.w2":   plain("backbone.layers.*.mixer.experts.#.down_proj.weight"),
+		"layer.latent.w_in":  linear("backbone.layers.*.mixer.fc1_latent_proj.weight"),
+		"layer.latent.w_out": linear("backbone.layers.*.mixer.fc2_latent_proj.weight"),
+		"layer.shared.w1":    linear("backbone.layers.*.mixer.shared_experts.up_proj.weight"),
+		"layer.shared.w2":    linear("backbone.layers.*.mixer.shared_experts.down_proj.weight"),
+	}
+	nemotronFused = map[string]place{
+		"layer.experts.w1": linear("backbone.layers.*.mixer.experts.up_proj"), "layer.experts.w2": plain("backbone.layers.*.mixer.experts.down_proj"),
+	}
+)
+
 // rotaryBuffers are the name suffixes of tables in files that transformers wrote before version 4.32. These
 // tables can be computed from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
@@ -230,6 +272,8 @@ var (
 		correctionName: plain("model.layers.*.mlp.e_score_correction_bias"),
 	})}
 	glmMoENames = naming{tensors: merged(llamaPlaces, glmExperts), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts}
+
+	nemotronNames = naming{tensors: nemotronPlaces, prefix: "backbone.", other: "model.", fused: nemotronFused, others: "mtp."}
 
 	ossNames = naming{tensors: merged(llamaPlaces, ossExperts), prefix: "model.", ignored: rotaryBuffers, packed: packedExperts}
 

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
@@ -95,7 +96,7 @@ const inWhole = "language_model."
 // probe is the name of a tensor that the file contains.
 func (m *Model) renaming(has func(name string) bool, probe string) func(string) string {
 	prefix := m.arch.names.prefix
-	for _, form := range []struct{ body, head string }{{prefix, ""}, {inWhole + prefix, inWhole}, {prefix + inWhole, ""}, {"", ""}} {
+	for _, form := range []struct{ body, head string }{{prefix, ""}, {inWhole + prefix, inWhole}, {prefix + inWhole, ""}, {"", ""}, {m.arch.names.other, ""}} {
 		rename := func(name string) string {
 			if rest, ok := strings.CutPrefix(name, prefix); ok {
 				return form.body + rest
@@ -117,7 +118,7 @@ func (m *Model) names(folder *safetensors.Folder) func(string) string {
 // in returns the names of a folder's tensors.
 func (n *naming) in(folder *safetensors.Folder) *naming {
 	for _, instead := range []map[string]place{n.fused, n.packed} {
-		_, end, _ := strings.Cut(instead["layer.experts.w_down"].name, layerMark)
+		_, end, _ := strings.Cut(cmp.Or(instead["layer.experts.w_down"].name, instead["layer.experts.w2"].name), layerMark)
 		if end != "" && slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
 			other := *n
 			other.tensors = merged(n.tensors, instead)
