@@ -33,7 +33,10 @@ type choice struct {
 func (g *Model) experts(b *builder, x int) int {
 	e, h, f := int64(b.role.form.Experts), g.rowWidth(), int64(b.role.form.FFN)
 	logits := g.logits(b, "router", x, e, g.bias(b, lang.BiasRouter, g.replicated("router.b", e, 0)))
-	in := g.enter(b, x, "ln2.gathered")
+	in := x
+	if g.LatentSize == 0 || g.SharedFFN > 0 {
+		in = g.enter(b, x, "ln2.gathered")
+	}
 	correction := g.correction(b, e)
 	gathered := g.enter(b, logits, "router.gathered")
 	g.routerLoss(b, logits, gathered, e)
