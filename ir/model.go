@@ -82,7 +82,7 @@ type Model struct {
 	RopeLong      []float64 `json:"rope_long"`
 
 	Windows      []int64  `json:"windows"`                    // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | mamba2 | none for each layer, repeated; empty: attention in all layers
+	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | kimi_delta | mamba2 | none for each layer, repeated; empty: attention in all layers
 	AttnScale    float64  `json:"attn_scale"`                 // factor applied to attention scores
 	AttnSoftcap  float64  `json:"attn_softcap"`               // bound on attention scores; 0: none
 	AttnSinks    bool     `json:"attn_sinks,omitempty"`       // the softmax of attention has one more key for each head: with a learnt score, and the value 0

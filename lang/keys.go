@@ -367,7 +367,7 @@ var modelKeys = []*Key{
 		Doc: "Number of tokens that a query attends to, including its own; 0 means all. A list is a pattern that repeats over the layers: `[1K, 0]` alternates. The window also reduces the amount of work and the traffic for streamed K and V.",
 		set: setWindow},
 	{Block: blockModel, Name: "layer_types", takes: names(layerTypeNames()...).orList(names(layerTypeNames()...), 1, maxRanks), Derived: "sliding where window is not 0", Example: "[sliding, sliding, full]",
-		Doc:    "The attention of each layer, as a pattern that repeats over the layers: with the window (`sliding`, which needs a single number as `window`), over all earlier tokens (`full`), linear attention by the gated delta rule (`gated_delta`) or as in Mamba-2 (`mamba2`), which needs the keys that begin with `linear_`, or none (`none`).",
+		Doc:    "The attention of each layer, as a pattern that repeats over the layers: with the window (`sliding`, which needs a single number as `window`), over all earlier tokens (`full`), linear attention by the gated delta rule (`gated_delta`) with a decay for each channel as in Kimi Linear (`kimi_delta`) or as in Mamba-2 (`mamba2`), which needs the keys that begin with `linear_`, or none (`none`).",
 		set:    setLayerTypes,
 		derive: func(s *Spec) { s.Model.normalizeWindows() }},
 	{Block: blockModel, Name: "linear_num_key_heads", takes: whole(1, maxRanks), Derived: linearDefault, Example: "16",

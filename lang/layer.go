@@ -1,12 +1,16 @@
 package lang
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Mixers of layers: the parts that read other tokens.
 const (
 	MixerAttention  = "attention"
 	MixerGatedDelta = "gated_delta" // linear attention by the gated delta rule
 	MixerMamba2     = "mamba2"      // linear attention by Mamba-2
+	MixerKimiDelta  = "kimi_delta"  // Kimi delta attention: by the gated delta rule, with a decay for each channel of the keys
 	MixerNone       = "none"
 )
 
@@ -22,6 +26,7 @@ var layerTypes = []struct {
 	{"full", MixerAttention, false},
 	{MixerGatedDelta, MixerGatedDelta, false},
 	{MixerMamba2, MixerMamba2, false},
+	{MixerKimiDelta, MixerKimiDelta, false},
 	{"none", MixerNone, false},
 }
 
@@ -68,7 +73,7 @@ func (m *Model) FormOf(layer int) Form {
 var linearDefault = "none; needed with layers of type " + joinOr(linearMixers)
 
 // linearMixers lists the mixers with linear attention.
-var linearMixers = []string{MixerGatedDelta, MixerMamba2}
+var linearMixers = []string{MixerGatedDelta, MixerMamba2, MixerKimiDelta}
 
 func isLinear(mixer string) bool { return slices.Contains(linearMixers, mixer) }
 
@@ -90,6 +95,10 @@ func (m *Model) linearProblems(fail func(keys string, code Code, hint, format st
 			fail("model.layer_types", MissingKey, "add "+linearKeys[i]+" = "+FindKey("model."+linearKeys[i]).Example, "layers of type %s need %s", joinOr(linearMixers), linearKeys[i])
 			return
 		}
+	}
+	if m.LinearValueHeads != m.LinearKeyHeads && slices.Contains(m.Mixers, MixerKimiDelta) {
+		fail("model.linear_num_value_heads model.linear_num_key_heads", Conflict, fmt.Sprintf("linear_num_value_heads = %d", m.LinearKeyHeads),
+			"layers of type %s have as many heads of values as of keys, not %d and %d", MixerKimiDelta, m.LinearValueHeads, m.LinearKeyHeads)
 	}
 	if (m.ConvBias || m.StepMin != 0) && !slices.Contains(m.Mixers, MixerMamba2) {
 		fail("model.use_conv_bias model.time_step_min", Conflict, "layer_types = [mamba2, full], for example", "use_conv_bias and time_step_min have no effect without layers of type %s", MixerMamba2)

@@ -62,6 +62,8 @@ var programKinds = []struct {
 	{"linear attention, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Traits: models["hybrid"]}},
 	{"mamba2, latent experts", Case{Family: "gpt", Positions: "none", KVHeads: 2, Batch: 2, SP: 2, N: 3, Layers: 4, Recompute: "full", Traits: models["nemotron"]}},
 	{"mamba2, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Traits: models["mamba"]}},
+	{"kimi_delta", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["kimi"]}},
+	{"kimi_delta, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Layers: 3, Traits: models["kimi"]}},
 	{"attention sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["gptoss"]}},
 }
 

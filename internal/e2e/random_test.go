@@ -156,13 +156,16 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 
 // drawLinear draws linear attention in some layers, and an output gate of attention in the others.
 func (d *drawn) drawLinear(r *rand.Rand, sp int) {
-	keys, types := sp*between(r, 1, 2), pick(r, "[%s, full]", "[full, %s]", "[%s, %s, full]")
+	keys, types, shared := sp*between(r, 1, 2), pick(r, "[%s, full]", "[full, %s]", "[%s, %s, full]"), between(r, 1, 3)
+	mixers := pick(r, []string{"gated_delta", "gated_delta"}, []string{"mamba2", "mamba2"}, []string{"mamba2", "gated_delta"}, []string{"kimi_delta", "kimi_delta"}, []string{"kimi_delta", "mamba2"})
+	if mixers[0] == "kimi_delta" {
+		shared = 1
+	}
 	linear := fmt.Sprintf("linear_num_key_heads = %d\nlinear_num_value_heads = %d\nlinear_key_head_dim = %d\nlinear_value_head_dim = %d\nlinear_conv_kernel_dim = %d\n",
-		keys, keys*between(r, 1, 3), between(r, 12, 24), between(r, 8, 16), between(r, 1, 5)) // norms of few numbers amplify rounding
+		keys, keys*shared, between(r, 12, 24), between(r, 8, 16), between(r, 1, 5)) // norms of few numbers amplify rounding
 	if r.IntN(2) == 0 {
 		linear += "attn_output_gate = true\n"
 	}
-	mixers := pick(r, []string{"gated_delta", "gated_delta"}, []string{"mamba2", "mamba2"}, []string{"mamba2", "gated_delta"})
 	if mixers[0] == "mamba2" {
 		linear += fmt.Sprintf("use_conv_bias = %t\ntime_step_min = %g\n", r.IntN(2) == 0, pick(r, 0, 0.02))
 	}

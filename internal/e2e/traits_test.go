@@ -58,6 +58,7 @@ func listTraits() []trait {
 		{name: "linear attention on several ranks", asked: func(d *drawn) bool { return d.linear() && d.over("sp") }},
 		{name: "linear attention on several stages", asked: func(d *drawn) bool { return d.linear() && d.over("pp") }},
 		{name: "linear attention of two kinds", asked: func(d *drawn) bool { return strings.Contains(d.text, "mamba2, gated_delta") }},
+		{name: "decays by channel on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "kimi_delta") && d.over("sp") }},
 		{name: "latent experts on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "moe_latent_size") && d.over("sp") }},
 		{name: "dropout", asked: func(d *drawn) bool { return strings.Contains(d.model.Tuning, "dropout = 0.") }},
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},

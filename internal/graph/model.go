@@ -359,7 +359,7 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 }
 
 // mixers holds the function that appends the dataflow of each mixer: its result has the rows of x.
-var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention, lang.MixerGatedDelta: (*Model).gatedDelta, lang.MixerMamba2: (*Model).mamba2}
+var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention, lang.MixerGatedDelta: (*Model).gatedDelta, lang.MixerMamba2: (*Model).mamba2, lang.MixerKimiDelta: (*Model).kimiDelta}
 
 // layer builds a layer with the given role. It saves the results of the forward nodes in keep, or of all nodes
 // if keep is nil.

@@ -54,8 +54,14 @@ func (g *Model) linearLayer(b *builder, in int) *linearLayer {
 }
 
 // gatedDelta appends the gated delta rule of Yang, Kautz, Hatamizadeh 2024, as in Qwen3-Next.
-func (g *Model) gatedDelta(b *builder, in int) int {
-	l := g.linearLayer(b, in)
+func (g *Model) gatedDelta(b *builder, in int) int { return g.linearLayer(b, in).delta("silu") }
+
+// kimiDelta appends Kimi delta attention of Kimi Team 2025, Kimi Linear. Its decays and its gate are linear maps of fewer columns.
+func (g *Model) kimiDelta(b *builder, in int) int { return g.linearLayer(b, in).delta("sigmoid") }
+
+// delta appends attention by a delta rule. A function of the gate multiplies the result.
+func (l *linearLayer) delta(gating string) int {
+	b := l.b
 	q, k, v := l.keys("q"), l.keys("k"), l.values("v")
 	logits := l.project("b", ir.F32, l.whole.heads, l.own.heads, ConstLinearHead)
 	beta := b.value(b.like(logits, "beta"))
@@ -65,7 +71,7 @@ func (g *Model) gatedDelta(b *builder, in int) int {
 	o = l.byRows(o)
 	gate := l.gate()
 	y := b.value(b.like(o, "scan.gated"))
-	b.node(ir.GLU, []Attr{function("silu")}, all(y), all(gate), all(g.scanNorm(b, o)))
+	b.node(ir.GLU, []Attr{function(gating)}, all(y), all(gate), all(l.scanNorm(b, o)))
 	return l.leaves(y)
 }
 
@@ -101,9 +107,23 @@ func (l *linearLayer) project(name string, t ir.DType, all, own int64, start str
 	return l.byHeads(name, l.scanned(name, l.rows, t, l.columns(prefixLinear+"w"+name, int64(l.Hidden), all, own, start)), own)
 }
 
+// channels reports whether every channel of a state has its own decay.
+func (l *linearLayer) channels() bool { return l.b.role.form.Mixer == lang.MixerKimiDelta }
+
+// lowered appends a linear map of the layer's rows to a few columns, all of which every rank has, if the layer has decays by channel. It
+// returns the rows that the next linear map takes, and their width.
+func (l *linearLayer) lowered(name string, width int64) (rows int, cols int64) {
+	if !l.channels() {
+		return l.rows, int64(l.Hidden)
+	}
+	w := Param{Name: prefixLinear + "w" + name + "_low", Shape: [2]int64{int64(l.Hidden), width}, Local: [2]int64{int64(l.Hidden), width}, Std: l.InitStd}
+	return l.scanned(name+".low", l.rows, l.b.act, l.reduced(w)), width
+}
+
 // gate appends the linear map whose activation multiplies the result.
 func (l *linearLayer) gate() int {
-	return l.scanned("z", l.rows, l.b.act, l.columns(prefixLinear+"wz", int64(l.Hidden), l.whole.values(), l.own.values(), ConstLinearValues))
+	rows, width := l.lowered("z", l.whole.valueDim)
+	return l.scanned("z", rows, l.b.act, l.columns(prefixLinear+"wz", width, l.whole.values(), l.own.values(), ConstLinearValues))
 }
 
 // leaves appends the last linear map.
@@ -114,14 +134,19 @@ func (l *linearLayer) leaves(y int) int {
 
 // decay appends the decays of heads, and their steps unless the operand is absent.
 func (l *linearLayer) decay(step Arg) int {
-	x := l.project("a", ir.F32, l.whole.heads, l.own.heads, ConstLinearHead)
+	whole, own, dim, start := l.whole.heads, l.own.heads, int64(1), ConstLinearHead
+	if l.channels() {
+		whole, own, dim, start = l.whole.keys(), l.own.keys(), l.own.keyDim, ConstLinearKeys
+	}
+	rows, width := l.lowered("a", l.whole.keyDim)
+	x := l.byHeads("a", l.scanned("a", rows, ir.F32, l.columns(prefixLinear+"wa", width, whole, own, start)), own)
 	y := l.b.value(l.b.like(x, "decay"))
-	attrs := []Attr{integer("heads", l.own.heads), integer("head_dim", 1)}
+	attrs := []Attr{integer("heads", l.own.heads), integer("head_dim", dim)}
 	if step.Value != Missing && l.StepMin > 0 {
 		attrs = append(attrs, float("least", l.StepMin))
 	}
 	rate := l.b.param(l.perHead(Param{Name: "rate", Std: 1}, l.whole.heads, 0, ConstLinearHead))
-	bias := l.b.param(l.perHead(Param{Name: "b_dt", Fill: decayStep}, l.whole.heads, 0, ConstLinearHead))
+	bias := l.b.param(l.perHead(Param{Name: "b_dt", Fill: decayStep}, whole, 0, start))
 	l.b.node(ir.Decay, attrs, all(y), step, all(x), all(rate), all(bias))
 	return y
 }
@@ -129,6 +154,10 @@ func (l *linearLayer) decay(step Arg) int {
 // scan appends a scan with the operands q, k, v, decay and beta.
 func (l *linearLayer) scan(operands []int, attrs ...Attr) int {
 	own := l.own
+	channels := int64(1)
+	if l.channels() {
+		channels = own.keyDim
+	}
 	o := l.b.activation("scan.out", Held, own.values())
 	before, after := l.b.carry(l.Whole, Value{Name: "state", Planes: own.heads, Rows: Each, Count: own.keyDim, Cols: own.valueDim, DType: ir.F32})
 	args := []Arg{all(o), after}
@@ -137,7 +166,7 @@ func (l *linearLayer) scan(operands []int, attrs ...Attr) int {
 	}
 	l.b.node(ir.Scan, append(attrs,
 		integer("heads", own.keyHeads), integer("shared", own.heads/own.keyHeads), integer("key_dim", own.keyDim), integer("value_dim", own.valueDim),
-		from("batch", FromBatch), integer("channels", 1),
+		from("batch", FromBatch), integer("channels", channels),
 	), append(args, before, l.positions(l.b))...)
 	return o
 }

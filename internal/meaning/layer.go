@@ -68,7 +68,7 @@ func (l *layer) forward() value {
 	switch l.mixer() {
 	case "attention":
 		l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
-	case "gated_delta", "mamba2":
+	case "gated_delta", "kimi_delta", "mamba2":
 		l.middle = l.branch(0, l.x, false, "", l.linearAttend)
 	}
 	y := l.middle
@@ -396,7 +396,7 @@ func (l *layer) backward(dy value) value {
 	switch l.mixer() {
 	case "attention":
 		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
-	case "gated_delta", "mamba2":
+	case "gated_delta", "kimi_delta", "mamba2":
 		dy = l.branchGradient(0, dy, false, "", l.linearAttendGradient)
 	}
 	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dy)

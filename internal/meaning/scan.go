@@ -27,8 +27,11 @@ func (l *layer) mixer() string {
 
 func (l *layer) scanner() scanner {
 	s := scanner{shared: int64(l.LinearValueHeads / l.LinearKeyHeads), keyDim: int64(l.LinearKeyDim), valueDim: int64(l.LinearValueDim), channels: 1}
-	if l.mixer() == "gated_delta" {
+	if l.mixer() != "mamba2" {
 		s.delta, s.norm, s.scale = true, 1e-6, 1/math.Sqrt(float64(l.LinearKeyDim))
+	}
+	if l.mixer() == "kimi_delta" {
+		s.channels = s.keyDim
 	}
 	return s
 }
@@ -54,17 +57,22 @@ func (l *layer) linearAttend(x value) value {
 		a.x[i] = l.linear("linear.w"+name, "", false, x, h, widths[i])
 		a.y[i] = l.plain(l.name("linear."+name), ir.Conv, convKey("conv", int64(l.LinearConv), resultO), append([]value{a.x[i]}, l.convolution(name)...)...)
 	}
-	a.steps = l.linear("linear.wa", "", false, x, h, heads)
-	a.gate = l.linear("linear.wz", "", false, x, h, widths[2])
+	if s := l.scanner(); l.mixer() == "kimi_delta" {
+		a.steps = l.linear("linear.wa", "", false, l.linear("linear.wa_low", "", false, x, h, s.keyDim), s.keyDim, widths[1])
+		a.gate = l.linear("linear.wz", "", false, l.linear("linear.wz_low", "", false, x, h, s.valueDim), s.valueDim, widths[2])
+	} else {
+		a.steps = l.linear("linear.wa", "", false, x, h, heads)
+		a.gate = l.linear("linear.wz", "", false, x, h, widths[2])
+	}
 	decays := []value{a.steps, l.weight(l.name("linear.rate")), l.weight(l.name("linear.b_dt"))}
 	a.decay = l.plain(l.name("linear.decay"), ir.Decay, l.decayKey("decay", resultO), decays...)
 	y := value{}
 	switch l.mixer() {
-	case "gated_delta":
+	case "gated_delta", "kimi_delta":
 		a.logits = l.linear("linear.wb", "", false, x, h, heads)
 		a.beta = l.plain(l.name("linear.beta"), ir.Activation, functionKey("activation", "sigmoid"), a.logits)
 		a.norm = l.normOf(l.name("linear.norm"), l.scan(), int64(l.LinearValueDim), heads, true, 0)
-		y = l.plain(l.name("linear.gated"), ir.GLU, functionKey("glu", "silu"), a.gate, a.norm.y)
+		y = l.plain(l.name("linear.gated"), ir.GLU, functionKey("glu", l.gating()), a.gate, a.norm.y)
 	case "mamba2":
 		a.beta = l.plain(l.name("linear.step"), ir.Decay, l.decayKey("decay", resultStep), decays...)
 		skip := l.plain(l.name("linear.skip times v"), ir.ScaleColumns, scaleKey("scale_columns", int64(l.LinearValueDim)), a.y[2], l.weight(l.name("linear.skip")))
@@ -75,6 +83,23 @@ func (l *layer) linearAttend(x value) value {
 		y = l.plain(l.name("linear.weighted"), ir.ScaleColumns, scaleKey("scale_columns", 1), a.norm.y, l.weight(l.name("linear.norm.gamma")))
 	}
 	return l.linear("linear.wo", "", false, y, widths[2], h)
+}
+
+// gating names the function of the gate that multiplies the result.
+func (l *layer) gating() string {
+	if l.mixer() == "kimi_delta" {
+		return "sigmoid"
+	}
+	return "silu"
+}
+
+// throughLow returns the gradient of a layer's operand through a linear map that may follow another one, of fewer columns.
+func (l *layer) throughLow(weight string, dy value) value {
+	d := l.linearGradient(weight, dy)
+	if l.mixer() == "kimi_delta" {
+		d = l.linearGradient(weight+"_low", l.named("the gradient of "+l.name(weight+"_low")+" times its input", d))
+	}
+	return d
 }
 
 // convolution returns the operands of a convolution besides x.
@@ -93,7 +118,7 @@ func (l *layer) decayKey(name string, result int64) key {
 	if l.mixer() == "mamba2" {
 		least = l.StepMin
 	}
-	return decayKey(name, 1, least, result)
+	return decayKey(name, l.scanner().channels, least, result)
 }
 
 // scan adds the scan, and returns its result.
@@ -118,8 +143,8 @@ func (l *layer) linearAttendGradient(dy value) (dx value) {
 		l.gradient(gamma, l.overTokens(gamma+".grad", ir.ScaleColumnsGrad, scaleKey("scale_columns_grad", 1), g, a.norm.y))
 		g = l.normGradient(a.norm, l.plain("the gradient of "+l.name("linear.norm"), ir.ScaleColumnsGrad, scaleKey("scale_columns", 1), g, l.weight(gamma)))
 	}
-	dx = l.linearGradient("linear.wz", l.plain(l.name("d.linear.gate"), ir.GLUGrad, functionKey("glu_grad_gate", "silu"), g, a.gate, gated))
-	do := l.plain(l.name("d.linear.up"), ir.GLUGrad, functionKey("glu_grad_up", "silu"), g, a.gate, gated)
+	dx = l.throughLow("linear.wz", l.plain(l.name("d.linear.gate"), ir.GLUGrad, functionKey("glu_grad_gate", l.gating()), g, a.gate, gated))
+	do := l.plain(l.name("d.linear.up"), ir.GLUGrad, functionKey("glu_grad_up", l.gating()), g, a.gate, gated)
 	var skip value // the gradient of v through the skip
 	if l.mixer() != "mamba2" {
 		do = l.normGradient(a.norm, do)
@@ -153,5 +178,5 @@ func (l *layer) linearAttendGradient(dy value) (dx value) {
 	operands := []value{a.steps, l.weight(rate), l.weight(bias)}
 	l.gradient(rate, l.overTokens(rate+".grad", ir.DecayGrad, l.decayKey("decay_grad", resultRate), append(given[:1:1], operands...)...))
 	l.gradient(bias, l.overTokens(bias+".grad", ir.DecayGrad, l.decayKey("decay_grad", resultBias), append(slices.Clip(given), operands...)...))
-	return dx.plus(l.linearGradient("linear.wa", l.plain(l.name("d.linear.steps"), ir.DecayGrad, l.decayKey("decay_grad", resultO), append(slices.Clip(given), operands...)...)))
+	return dx.plus(l.throughLow("linear.wa", l.plain(l.name("d.linear.steps"), ir.DecayGrad, l.decayKey("decay_grad", resultO), append(slices.Clip(given), operands...)...)))
 }

@@ -8,11 +8,12 @@ import (
 
 // linearTape holds the values of linear attention that its backward pass needs.
 type linearTape struct {
-	raw              [3][]float64 // q, k and v before their convolutions
-	logits, steps    []float64
-	operands         ScanOperands
-	out, normed, act []float64
-	gate             []float64
+	raw               [3][]float64 // q, k and v before their convolutions
+	logits, steps     []float64
+	operands          ScanOperands
+	out, normed, act  []float64
+	gate              []float64
+	lowSteps, lowGate []float64 // the input of the linear maps of steps and gate, if it is not that of the layer
 }
 
 // mixer returns the name of a layer's mixer, and linear reports whether that is linear attention.
@@ -25,17 +26,20 @@ func (cfg *Config) mixer(layer int) string {
 
 func (cfg *Config) linear(layer int) bool {
 	mixer := cfg.mixer(layer)
-	return mixer == "gated_delta" || mixer == "mamba2"
+	return mixer == "gated_delta" || mixer == "kimi_delta" || mixer == "mamba2"
 }
 
-// scan returns the sizes of a layer's scan: of the gated delta rule as in Qwen3-Next, or of Mamba-2.
+// scan returns the sizes of a layer's scan: of the gated delta rule as in Qwen3-Next or, by channel, Kimi Linear, or of Mamba-2.
 func (cfg *Config) scan(layer, batch int) Scan {
 	s := Scan{
 		Batch: batch, Heads: cfg.LinearKeyHeads, Shared: cfg.LinearValueHeads / cfg.LinearKeyHeads, KeyDim: cfg.LinearKeyDim, ValueDim: cfg.LinearValueDim,
 		Channels: 1, Scale: 1,
 	}
-	if cfg.mixer(layer) == "gated_delta" {
+	if cfg.mixer(layer) != "mamba2" {
 		s.Delta, s.Norm, s.Scale = true, 1e-6, 1/math.Sqrt(float64(cfg.LinearKeyDim))
+	}
+	if cfg.mixer(layer) == "kimi_delta" {
+		s.Channels = cfg.LinearKeyDim
 	}
 	return s
 }
@@ -58,8 +62,13 @@ func linearParameters(cfg Config, layer int) (list []tensor) {
 	} else {
 		list = append(list, tensor{"linear.wb", []int{h, heads}})
 	}
-	return append(list, tensor{"linear.wa", []int{h, heads}}, tensor{"linear.rate", []int{heads}}, tensor{"linear.b_dt", []int{heads}},
-		tensor{"linear.wz", []int{h, values}}, tensor{"linear.norm.gamma", []int{gamma}}, tensor{"linear.wo", []int{values, h}})
+	steps, rows, gates := heads, h, h
+	if cfg.mixer(layer) == "kimi_delta" {
+		steps, rows, gates = widths[0], cfg.LinearKeyDim, cfg.LinearValueDim
+		list = append(list, tensor{"linear.wa_low", []int{h, rows}}, tensor{"linear.wz_low", []int{h, gates}})
+	}
+	return append(list, tensor{"linear.wa", []int{rows, steps}}, tensor{"linear.rate", []int{heads}}, tensor{"linear.b_dt", []int{steps}},
+		tensor{"linear.wz", []int{gates, values}}, tensor{"linear.norm.gamma", []int{gamma}}, tensor{"linear.wo", []int{values, h}})
 }
 
 func (m *model) conv(i int, t *linearTape) Conv {
@@ -75,7 +84,10 @@ func (m *model) linearAttend(l int, t *tape) {
 		a.raw[i] = m.linear(t.norm1, in+"w"+name, "")
 		*to, _ = m.conv(i, a).Run(a.raw[i], m.w[in+"conv_"+name], m.w[in+"b_conv_"+name], nil)
 	}
-	a.steps, a.gate = m.linear(t.norm1, in+"wa", ""), m.linear(t.norm1, in+"wz", "")
+	if a.lowSteps, a.lowGate = t.norm1, t.norm1; cfg.mixer(l) == "kimi_delta" {
+		a.lowSteps, a.lowGate = m.linear(t.norm1, in+"wa_low", ""), m.linear(t.norm1, in+"wz_low", "")
+	}
+	a.steps, a.gate = m.linear(a.lowSteps, in+"wa", ""), m.linear(a.lowGate, in+"wz", "")
 	if cfg.mixer(l) == "mamba2" {
 		a.operands.Decay, a.operands.Beta = Decay(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], cfg.StepMin)
 		a.out, _ = cfg.scan(l, m.batch).Run(a.operands)
@@ -88,10 +100,27 @@ func (m *model) linearAttend(l int, t *tape) {
 		a.operands.Decay, _ = Decay(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], 0)
 		a.out, _ = cfg.scan(l, m.batch).Run(a.operands)
 		a.normed = RMSNorm(a.out, m.w[in+"norm.gamma"], cfg.NormEps)
-		a.act = GLU("silu", a.gate, a.normed)
+		a.act = GLU(cfg.gating(l), a.gate, a.normed)
 	}
 	t.attentionOut = m.linear(a.act, in+"wo", "")
 	t.mid = add(t.x, m.normAfter(t.attentionOut, fmt.Sprintf("layer.%d.ln1_post", l)))
+}
+
+// gating names the function of the gate that multiplies the result of linear attention.
+func (cfg *Config) gating(layer int) string {
+	if cfg.mixer(layer) == "kimi_delta" {
+		return "sigmoid"
+	}
+	return "silu"
+}
+
+// throughLow returns the gradient of a layer's operand through a linear map that may follow another one, of fewer columns.
+func (m *model) throughLow(l int, t *tape, low, dy []float64, weight string) []float64 {
+	d := m.linearGrad(low, dy, weight, "")
+	if m.cfg.mixer(l) == "kimi_delta" {
+		d = m.linearGrad(t.norm1, d, weight+"_low", "")
+	}
+	return d
 }
 
 // groupWidth returns the width of the groups that Mamba-2 normalises: that of all heads of values with the same keys.
@@ -115,13 +144,13 @@ func (m *model) linearAttendGrad(l int, dmid []float64) []float64 {
 		addTo(m.grads[in+"skip"], dfactor)
 	} else {
 		var dnormed []float64
-		dgate, dnormed = GLUGrad("silu", a.gate, a.normed, dact)
+		dgate, dnormed = GLUGrad(cfg.gating(l), a.gate, a.normed, dact)
 		dout, dgamma = RMSNormGrad(a.out, m.w[in+"norm.gamma"], dnormed, cfg.NormEps)
 	}
 	addTo(m.grads[in+"norm.gamma"], dgamma)
 	d := cfg.scan(l, m.batch).Grad(a.operands, dout, nil)
 	addTo(d.V, skip)
-	dnorm1 := m.linearGrad(t.norm1, dgate, in+"wz", "")
+	dnorm1 := m.throughLow(l, t, a.lowGate, dgate, in+"wz")
 	for i, dy := range [][]float64{d.Q, d.K, d.V} {
 		name := "qkv"[i : i+1]
 		dx, dw, dbias := m.conv(i, a).Grad(a.raw[i], m.w[in+"conv_"+name], m.w[in+"b_conv_"+name], dy)
@@ -141,7 +170,7 @@ func (m *model) linearAttendGrad(l int, dmid []float64) []float64 {
 	dsteps, drate, dbias := DecayGrad(a.steps, m.w[in+"rate"], m.w[in+"b_dt"], d.Decay, dstep, least)
 	addTo(m.grads[in+"rate"], drate)
 	addTo(m.grads[in+"b_dt"], dbias)
-	addTo(dnorm1, m.linearGrad(t.norm1, dsteps, in+"wa", ""))
+	addTo(dnorm1, m.throughLow(l, t, a.lowSteps, dsteps, in+"wa"))
 	return add(dmid, m.normBeforeGrad(t.x, dnorm1, prefix+"ln1"))
 }
 

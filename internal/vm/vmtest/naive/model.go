@@ -33,7 +33,7 @@ type Config struct {
 	HeadDim int      `json:"head_dim"`
 	FFN     int      `json:"ffn"`
 	FFNs    []int    `json:"ffns"`   // for each layer, repeated cyclically: FFN, or 0 for no MLP; empty: FFN for all layers
-	Mixers  []string `json:"mixers"` // attention | gated_delta | mamba2 | none for each layer, repeated cyclically; empty: attention for all layers
+	Mixers  []string `json:"mixers"` // attention | gated_delta | kimi_delta | mamba2 | none for each layer, repeated cyclically; empty: attention for all layers
 	Vocab   int      `json:"vocab"`
 
 	MLPs          []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts

@@ -47,6 +47,10 @@ var traits = map[string]func(*Config){
 		c.Layers, c.Mixers, c.NormOffset, c.ConvBias, c.StepMin = 3, []string{"mamba2", "attention", "mamba2"}, 1, true, 0.7
 		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 2, 4, 3, 5, 3
 	},
+	"kimi_delta": func(c *Config) {
+		c.Layers, c.Mixers = 3, []string{"kimi_delta", "attention", "kimi_delta"}
+		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 2, 2, 3, 4, 2
+	},
 	"mamba2_post": func(c *Config) {
 		c.Mixers, c.NormPlace = []string{"gated_delta", "mamba2"}, "pre_post"
 		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 1, 3, 2, 3, 2

@@ -39,7 +39,7 @@ func (opt Optimizer) Decays(name string) bool {
 		group = "embeddings"
 	case "head":
 		group = "head"
-	case "wq", "wk", "wv", "wo", "wg", "wz", "wb", "wa", "conv_q", "conv_k", "conv_v":
+	case "wq", "wk", "wv", "wo", "wg", "wz", "wb", "wa", "wz_low", "wa_low", "conv_q", "conv_k", "conv_v":
 		group = "attention"
 	case "lora_a", "lora_b":
 		return true
