@@ -67,7 +67,7 @@ func (f *sequencesFlags) write(run *ir.Run) error {
 		defer closer.Close()
 	}
 	if err := os.MkdirAll(f.out, 0o777); err != nil {
-		return err
+		return cli.Wrong(err)
 	}
 	for step := f.first; step < f.first+f.steps && step <= run.Steps; step++ {
 		a := array{data: data, section: ir.SectionStep, round: step, sections: 1, each: run.Batch, length: run.Sequence + 1}
