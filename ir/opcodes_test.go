@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,4 +73,6 @@ func TestOpcodesForPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	irtest.Golden(t, "opcodes.json", []byte(text.String()))
+	// The Python package has a copy, not a link, so that its folder can be copied and installed anywhere.
+	irtest.Golden(t, filepath.Join("..", "interop", "torch", "sppo_torch", "opcodes.json"), []byte(text.String()))
 }
