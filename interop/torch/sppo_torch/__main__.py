@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,25 @@ from .program import read
 from .train import Job
 
 
+def _number(least: int) -> Callable[[str], int]:
+    """Returns the type of arguments that are numbers from `least` on."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return int(text)
+
+    return number
+
+
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sppo-torch", description="Runs training programs of sppo (.sppb) with PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("run", help="train")
-    train.add_argument("--steps", type=int, help="stop after this step (default: the program's last)")
+    train.add_argument("--steps", type=_number(0), help="stop after this step (default: the program's last)")
     train.add_argument("--save", metavar="FOLDER", help="write checkpoints, named step-N, to this folder")
-    train.add_argument("--save-every", type=int, default=0, metavar="STEPS", help="also write them every so many steps")
-    train.add_argument("--keep", type=int, default=2, help="how many checkpoints are kept (default 2)")
+    train.add_argument("--save-every", type=_number(1), metavar="STEPS", help="also write them every so many steps")
+    train.add_argument("--keep", type=_number(1), default=2, help="how many checkpoints are kept (default 2)")
     evaluate = commands.add_parser("eval", help="print the validation loss of a checkpoint")
     for command in (train, evaluate):
         command.add_argument("program", metavar="PROGRAM.sppb")
@@ -37,8 +48,8 @@ def _arguments() -> argparse.ArgumentParser:
         command.add_argument("--sequences", metavar="FOLDER", help="read sequences here, which sppovm sequences wrote, instead of the data")
         command.add_argument("--sequences-by", metavar="SPPOVM", help="this program writes the files of --sequences that are missing")
         command.add_argument("--resume", metavar="CHECKPOINT", help="a checkpoint, or a folder: its newest; auto: that of --save, if any")
-        command.add_argument("--seed", type=int, help="use this seed instead of the program's")
-        command.add_argument("--threads", type=int, default=0, help="threads for kernels (default: torch's choice)")
+        command.add_argument("--seed", type=_number(0), help="use this seed instead of the program's")
+        command.add_argument("--threads", type=_number(1), help="threads for kernels (default: torch's choice)")
         command.add_argument(
             "--attention", choices=("auto", "plain", "flash"), default="auto", help="flash kernels of torch where they are exact (default: on cuda)"
         )
@@ -102,10 +113,12 @@ class _Report:
             print(text, file=sys.stderr, flush=True)
 
 
-def _validate(job: Job, report: _Report) -> None:
+def _validate(job: Job, report: _Report) -> bool:
+    """Reports the validation loss, if the program has a validation, and whether it has."""
     loss = job.validate()
     if loss is not None:
         report.say(f"step {job.step}  validation loss {loss:.4f}", step=job.step, eval_loss=loss)
+    return loss is not None
 
 
 def _peaks(job: Job) -> dict[str, int]:
@@ -121,10 +134,12 @@ def _peaks(job: Job) -> dict[str, int]:
 
 def _train(job: Job, arguments: argparse.Namespace, report: _Report) -> None:
     settings = job.settings
-    every, last = settings["eval_every"], min(settings["steps"], arguments.steps or settings["steps"])
+    every, last = settings["eval_every"], settings["steps"] if arguments.steps is None else min(settings["steps"], arguments.steps)
+    saved, refused, validated = -1, 0, -1
     if every and job.step == 0:
         _validate(job, report)
-    saved, refused, validated, began = -1, 0, -1, time.monotonic()
+        validated = 0
+    began = time.monotonic()
     for result in job.train(last):
         seconds = time.monotonic() - began
         speed = settings["batch"] * settings["sequence"] / seconds
@@ -149,8 +164,11 @@ def _train(job: Job, arguments: argparse.Namespace, report: _Report) -> None:
 
 
 def main() -> int:
-    """Runs the command and returns its exit code: 0, or 2 for invalid input."""
-    arguments = _arguments().parse_args()
+    """Runs the command and returns its exit code: 0, 2 for invalid input, or 1 if the run failed."""
+    parser = _arguments()
+    arguments = parser.parse_args()
+    if arguments.command == "run" and arguments.save_every and not arguments.save:
+        parser.error("--save-every needs --save")
     report = _Report(arguments)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -163,11 +181,14 @@ def main() -> int:
             report.say(f"continuing from {checkpoint.load(job, resume)}")
         if arguments.command == "run":
             _train(job, arguments, report)
-        else:
-            _validate(job, report)
+        elif not _validate(job, report):
+            raise Refused("the program has no validation: compile it with train.eval_batch above 0")
     except Refused as error:
         print(f"sppo-torch: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"sppo-torch: {error}", file=sys.stderr)
+        return 1
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -23,7 +23,7 @@ from .train import Job
 
 FORMAT = 3
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
-_CRC = b',\n"crc32c": '
+_CRC = b',\n"crc32c": "'
 
 
 class Piece(NamedTuple):
@@ -147,7 +147,7 @@ def _write_manifest(job: Job, draft: Path, shards: list[dict], tensors: list[dic
         "shards": sorted(shards, key=lambda s: s["file"]),
     }
     text = json.dumps(manifest, indent=1).encode().rstrip(b"\n}")
-    _write(draft / "manifest.json", text + _CRC + f'"{crc32c(text):08x}"}}\n'.encode())
+    _write(draft / "manifest.json", text + _CRC + f'{crc32c(text):08x}"}}\n'.encode())
 
 
 def _write(path: Path, text: bytes) -> None:
@@ -221,10 +221,9 @@ def load(job: Job, path: str) -> Path:
 def _manifest(folder: Path) -> dict[str, Any]:
     text = (folder / "manifest.json").read_bytes()
     end = text.rfind(_CRC)
-    manifest = json.loads(text)
-    if end >= 0 and f"{crc32c(text[:end]):08x}" != manifest["crc32c"]:
+    if end < 0 or f"{crc32c(text[:end]):08x}".encode() != text[end + len(_CRC) :][:8]:
         raise Refused(f"{folder}: the checkpoint is damaged: manifest.json has another checksum")
-    return manifest
+    return json.loads(text)
 
 
 def _check(job: Job, manifest: dict[str, Any], folder: Path) -> None:

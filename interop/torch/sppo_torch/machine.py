@@ -43,10 +43,13 @@ class Rank:
         self.code = program.codes[self.info.code]
         cuda = device.type == "cuda"
         on_device, on_host = self.code.arenas
-        self.arenas = (
-            torch.empty(on_device, dtype=torch.uint8, device=device),
-            torch.empty(on_host, dtype=torch.uint8, pin_memory=cuda and on_host > 0),
-        )
+        try:
+            self.arenas = (
+                torch.empty(on_device, dtype=torch.uint8, device=device),
+                torch.empty(on_host, dtype=torch.uint8, pin_memory=cuda and on_host > 0),
+            )
+        except RuntimeError as error:
+            raise Refused(f"rank {number} needs {on_device} bytes of device memory and {on_host} of host memory: {error}") from error
         self.streams = [torch.cuda.Stream(device) for _ in TABLE.streams] if cuda else []
         self.batch: Batch | None = None
         self.views: dict[View, Tensor] = {}

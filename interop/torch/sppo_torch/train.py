@@ -56,8 +56,8 @@ class Job:
         self.settings = program.run
         self.seed = self.settings["seed"] if seed is None else seed
         self.step, self.skipped, self.norms = 0, 0, []
-        self.data = open_data(self.settings, self.seed, folder, written)
         self.links, numbers = _connect(program, device)
+        self.data = open_data(self.settings, self.seed, folder, written)
         self.ranks = [Rank(program, n, device, self.links, self.seed) for n in numbers]
         self._run("init", None)
 

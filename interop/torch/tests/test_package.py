@@ -1,12 +1,16 @@
 """What can be tested without a program."""
 
 import inspect
+import io
 import struct
 import unittest
+from contextlib import redirect_stderr
+from unittest import mock
 
 import torch
 
 from sppo_torch import Refused, program, randoms
+from sppo_torch.__main__ import main
 from sppo_torch.checksum import crc32c
 from sppo_torch.ops import KERNELS
 from sppo_torch.ops.move import COLLECTIVES
@@ -66,6 +70,23 @@ class Programs(unittest.TestCase):
         for data, word in ((b"", "not a program"), (head + b"0000", "damaged"), (head + struct.pack("<I", crc32c(head)), "release")):
             with self.assertRaisesRegex(Refused, word):
                 program.decode(data)
+
+
+class Commands(unittest.TestCase):
+    def test_refusals(self):
+        for flags, word in (("--steps -1", "less than 0"), ("--keep 0", "less than 1"), ("--steps x", "invalid number"), ("--save-every 2", "needs --save")):
+            said = io.StringIO()
+            with self.subTest(flags), mock.patch("sys.argv", ["sppo-torch", "run", "job.sppb", *flags.split()]), redirect_stderr(said):
+                with self.assertRaises(SystemExit) as ended:
+                    main()
+                self.assertEqual(ended.exception.code, 2)
+                self.assertIn(word, said.getvalue())
+
+    def test_missing_program(self):
+        said = io.StringIO()
+        with mock.patch("sys.argv", ["sppo-torch", "run", "nowhere.sppb"]), redirect_stderr(said):
+            self.assertEqual(main(), 2)
+        self.assertIn("nowhere.sppb: No such file", said.getvalue())
 
 
 if __name__ == "__main__":
