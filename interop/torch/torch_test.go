@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"sppo.dev"
@@ -66,13 +67,6 @@ func train(t *testing.T, p *ir.Program, steps int, resume, save string) (out []t
 	return out
 }
 
-func steps(short, long int) int {
-	if os.Getenv("SPPO_LONG") != "" {
-		return long
-	}
-	return short
-}
-
 // Both machines compute the same losses and norms, and the arenas have the sizes that the program declares.
 func TestSameLosses(t *testing.T) {
 	torchtest.Command(t)
@@ -87,8 +81,6 @@ func TestSameLosses(t *testing.T) {
 		{"bf16", "examples/tiny.sppo", []string{"model.dtype=bf16", "train.optimizer=muon(lr = 1e-2)"}, 5, 2e-3},
 		{"experts", "examples/tiny.sppo", []string{"model.num_experts=6", "model.num_experts_per_tok=2", "model.moe_intermediate_size=24", "model.bias=[router]",
 			"model.scoring_func=sigmoid", "model.e_score_correction_bias=true", "schedule.sp=1"}, 5, 1e-4},
-		{"gpt-docs", "examples/gpt-docs.sppo", nil, steps(2, 50), 1e-4},
-		{"llama-docs", "examples/llama-docs.sppo", nil, steps(1, 10), 2e-3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, file := compile(t, c.spec, c.overrides...)
@@ -112,13 +104,65 @@ func TestCheckpoints(t *testing.T) {
 	torchtest.Compare(t, train(t, other, 6, theirs, ""), want[3:], 1e-4)
 }
 
+// The small models on text in examples. Rounding errors grow from step to step, in some of these jobs by a factor of two, and by
+// more when a token goes to another expert. So each segment of a run on PyTorch continues from the checkpoint with which sppovm began
+// it, and sppovm continues from the checkpoint of the first. With SPPO_LONG=1, there are five segments of ten steps, four processes
+// run one of them, and what follows is logged, too: how far 50 steps on PyTorch get from those of sppovm without being brought
+// together, and how far those of sppovm get that divides the job differently.
+func TestDocs(t *testing.T) {
+	torchtest.Command(t)
+	long := os.Getenv("SPPO_LONG") != ""
+	jobs, segments, each := []string{"llama bf16", "hybrid f32"}, 2, 1
+	if long {
+		jobs, segments, each = []string{"gpt f32", "llama bf16", "moe f32", "hybrid f32", "gpt bf16", "llama f32", "moe bf16", "hybrid bf16"}, 5, 10
+	}
+	for _, job := range jobs {
+		t.Run(job, func(t *testing.T) {
+			name, dtype, _ := strings.Cut(job, " ")
+			tolerance := map[string]float64{"f32": 1e-4, "bf16": 2e-3}[dtype]
+			spec, overrides := "examples/"+name+"-docs.sppo", []string{"model.dtype=" + dtype, "train.eval_batch=0", "train.eval_every=0"}
+			p, file := compile(t, spec, overrides...)
+			var want []torchtest.Record
+			ours, theirs := []string{""}, t.TempDir()
+			for i := range segments {
+				ours = append(ours, t.TempDir())
+				want = append(want, train(t, p, (i+1)*each, ours[i], ours[i+1])...)
+			}
+			for i := range segments {
+				flags := []string{"--steps", strconv.Itoa((i + 1) * each)}
+				if i == 0 {
+					flags = append(flags, "--save", theirs)
+				} else {
+					flags = append(flags, "--resume", ours[i])
+				}
+				got := torchtest.Run(t, file, flags...)
+				torchtest.Compare(t, got, want[i*each:(i+1)*each], tolerance)
+				torchtest.CheckArenas(t, p, got)
+				if i == 1 {
+					torchtest.Compare(t, train(t, p, 2*each, theirs, ""), want[each:2*each], tolerance)
+				}
+				if i == 1 && long {
+					torchtest.Compare(t, torchtest.Spread(t, len(p.Ranks), file, flags...), got[:each], 0)
+				}
+			}
+			if long {
+				got, steps := torchtest.Run(t, file, "--steps", strconv.Itoa(len(want))), len(want)
+				other, _ := compile(t, spec, append(overrides, "schedule.sp=1", "schedule.dp=2")...)
+				own := train(t, other, steps, "", "")
+				for _, n := range []int{20, 50} {
+					t.Logf("over %d steps: PyTorch %.2g, sppovm divided differently %.2g", n, torchtest.Difference(t, got, want[:n]), torchtest.Difference(t, own, want[:n]))
+				}
+			}
+		})
+	}
+}
+
 // Four processes under torchrun give the same bits as one.
 func TestProcesses(t *testing.T) {
 	torchtest.Command(t)
 	_, file := compile(t, "examples/tiny.sppo")
 	one := torchtest.Run(t, file, "--steps", "3")
-	c := torchtest.Command(t, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "sppo_torch", "run", file, "--json", "-q", "--dir", torchtest.Root(), "--steps", "3")
-	torchtest.Compare(t, torchtest.Records(t, c), one[:len(one)-1], 0)
+	torchtest.Compare(t, torchtest.Spread(t, 4, file, "--steps", "3"), one[:len(one)-1], 0)
 }
 
 // The tests in Python.

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -77,7 +79,19 @@ type Record struct {
 // Run runs a program on the PyTorch machine and returns its records.
 func Run(t testing.TB, file string, flags ...string) (out []Record) {
 	t.Helper()
-	return Records(t, Command(t, append([]string{"-m", "sppo_torch", "run", file, "--json", "-q", "--dir", Root()}, flags...)...))
+	return Records(t, Command(t, append(runs(file), flags...)...))
+}
+
+// Spread does the same with a process for each rank, under torchrun.
+func Spread(t testing.TB, ranks int, file string, flags ...string) []Record {
+	t.Helper()
+	torchrun := []string{"-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(ranks)}
+	return Records(t, Command(t, slices.Concat(torchrun, runs(file), flags)...))
+}
+
+// runs returns the arguments of Python that run a program on the files of the repository.
+func runs(file string) []string {
+	return []string{"-m", "sppo_torch", "run", file, "--json", "-q", "--dir", Root()}
 }
 
 // Records runs such a command and returns what it prints.
@@ -102,12 +116,22 @@ func Records(t testing.TB, c *exec.Cmd) (out []Record) {
 // Compare requires equal losses and norms, except for rounding.
 func Compare(t testing.TB, got, want []Record, tolerance float64) {
 	t.Helper()
+	t.Logf("the largest difference is %.2g", compare(t, got, want, tolerance))
+}
+
+// Difference returns the largest difference of losses and norms, relative to numbers above 1.
+func Difference(t testing.TB, got, want []Record) float64 {
+	t.Helper()
+	return compare(t, got, want, math.Inf(1))
+}
+
+func compare(t testing.TB, got, want []Record, tolerance float64) (worst float64) {
+	t.Helper()
 	key := func(r Record) string { return fmt.Sprint(r.Step, r.EvalLoss != nil) }
 	of := map[string]Record{}
 	for _, r := range got {
 		of[key(r)] = r
 	}
-	worst := 0.0
 	for _, w := range want {
 		g, ok := of[key(w)]
 		if !ok {
@@ -125,7 +149,7 @@ func Compare(t testing.TB, got, want []Record, tolerance float64) {
 			worst = math.Max(worst, difference)
 		}
 	}
-	t.Logf("the largest difference is %.2g", worst)
+	return worst
 }
 
 // CheckArenas requires that the machine has allocated exactly the arenas that the program declares.
