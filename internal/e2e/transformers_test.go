@@ -88,11 +88,17 @@ func TestTransformers(t *testing.T) {
 				t.Errorf("a choice of experts is decided by %g", want.Margin)
 			}
 			for name, schedule := range oracleSchedules {
+				if want.scans() && (name == "ring" || name == "mux") {
+					continue
+				}
 				t.Run(name, func(t *testing.T) { want.check(t, schedule) })
 			}
 		})
 	}
 }
+
+// scans reports whether the model has linear attention, which does not allow ranks to divide the tokens of a subsequence.
+func (o *oracle) scans() bool { return strings.Contains(o.Keys, "linear_num_key_heads") }
 
 func readOracle(t *testing.T, file string) *oracle {
 	t.Helper()

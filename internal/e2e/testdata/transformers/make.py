@@ -95,6 +95,17 @@ EXPERTS = {"router.w": "mlp.gate.weight", "experts.w_down": "mlp.experts.down_pr
            "shared.w_down": "mlp.shared_experts.down_proj.weight"}
 
 
+# One block in each layer, so that both norms have the same place.
+NEMOTRON_H = {"embed": "model.embeddings.weight", "ln_f.gamma": "model.norm_f.weight", "head": "lm_head.weight"}
+NEMOTRON_H_LAYER = {
+    "wq": "q_proj.weight", "wk": "k_proj.weight", "wv": "v_proj.weight", "wo": "o_proj.weight", "w1": "up_proj.weight", "w2": "down_proj.weight",
+    "linear.rate": "A_log", "linear.b_dt": "dt_bias", "linear.skip": "D", "linear.norm.gamma": "norm.weight", "linear.wo": "out_proj.weight",
+    "router.w": "gate.weight", "router.correction": "gate.e_score_correction_bias", "experts.w1": "experts.up_proj", "experts.w2": "experts.down_proj",
+    "latent.w_in": "fc1_latent_proj.weight", "latent.w_out": "fc2_latent_proj.weight",
+    "shared.w1": "shared_experts.up_proj.weight", "shared.w2": "shared_experts.down_proj.weight",
+}
+
+
 class Tensors:
     """The parameters of a model by our names, and the place of each in one of the model's own."""
 
@@ -129,6 +140,9 @@ class Tensors:
         fused = FUSED_GPT2 if gpt2 else FUSED_PHI if phi else {}
         widths = {"qkv": [heads * dim, kv * dim, kv * dim], "gate_up": [config.intermediate_size] * 2 if phi else []}
         experts = {"experts.w_gate": 0, "experts.w_up": 1}  # halves of the rows of each expert's matrix
+        if family == "nemotron_h":
+            self.nemotron_h(config)
+            return
         for name, theirs in ours.items():
             self.place(name, theirs, 0, None)
         for i in range(config.num_hidden_layers):
@@ -146,6 +160,24 @@ class Tensors:
                 parts = widths["gate_up" if "gate_up" in theirs else "qkv"]
                 self.place(f"layer.{i}.{name}", prefix + theirs, sum(parts[:part]), parts[part])
 
+    def nemotron_h(self, config):
+        for name, theirs in NEMOTRON_H.items():
+            self.place(name, theirs, 0, None)
+        values, keys = config.mamba_num_heads * config.mamba_head_dim, config.n_groups * config.ssm_state_size
+        parts = {"wz": (0, values), "wv": (values, values), "wk": (2 * values, keys), "wq": (2 * values + keys, keys),
+                 "wa": (2 * values + 2 * keys, config.mamba_num_heads)}
+        convolved = {"v": (0, values), "k": (values, keys), "q": (values + keys, keys)}
+        for i, block in enumerate(config.layers_block_type):
+            layer, mixer = f"layer.{i}.", f"model.layers.{i}.mixer."
+            self.place(layer + ("ln2.gamma" if block in ("mlp", "moe") else "ln1.gamma"), f"model.layers.{i}.norm.weight", 0, None)
+            for name, theirs in NEMOTRON_H_LAYER.items():
+                self.place(layer + name, mixer + theirs, 0, None)
+            for name, part in parts.items():
+                self.place(f"{layer}linear.{name}", mixer + "in_proj.weight", *part)
+            for name, part in convolved.items():
+                self.place(f"{layer}linear.conv_{name}", mixer + "conv1d.weight", *part)
+                self.place(f"{layer}linear.b_conv_{name}", mixer + "conv1d.bias", *part)
+
     def place(self, name, theirs, first, width):
         if theirs in self.parameters:
             self.places[name] = (theirs, first, width)
@@ -157,6 +189,12 @@ class Tensors:
             if "down" in name:
                 return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
             return tensor[..., first::2]
+        if ".conv_" in name:
+            return tensor[first:first + width, 0]
+        if name.endswith("experts.w1"):
+            return tensor.transpose(1, 2)
+        if name.endswith("experts.w2"):
+            return tensor
         if tensor.dim() == 3:  # of experts: ours are [in, out] except for the last of each, all of them on each other
             return tensor if name.endswith("w_down") else tensor.chunk(2, dim=1)[first].transpose(1, 2)
         linear = tensor.dim() == 2 and name not in ("embed", "pos", "head")
@@ -249,7 +287,7 @@ def watch_routers(model, top):
         add((best[:, -2] - best[:, -1]).min().item())
 
     for name, module in model.named_modules():
-        if name.endswith((".mlp.gate", ".mlp.router")):
+        if name.endswith((".mlp.gate", ".mlp.router", ".mixer.gate")):
             module.register_forward_hook(hook)
     return margins
 
@@ -282,7 +320,7 @@ def make(name, family, keys, config, folder):
     covered = {theirs for theirs, _, _ in tensors.places.values()}
     missing = set(tensors.parameters) - covered
     assert not missing, missing
-    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss") else []
+    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h") else []
     short = lambda values: [float(f"{v:.9g}") for v in values]
 
     def results(tokens, documents=None):
@@ -550,6 +588,15 @@ def deep():
              residual_multiplier=0.22, **rope()))
     yield ("exaone4-deep", "olmo2", f"family = exaone4 {DEEP} kv_heads = 4 window = 6 layer_types = [sliding, sliding, sliding, full] positions = [rope, rope, rope, none]",
            d("exaone4", num_key_value_heads=4, sliding_window=6, sliding_window_pattern=4, **rope(1000000.0)))
+    blocks = {"linear_attention": (0, "mamba2"), "moe": (36, "none"), "full_attention": (0, "full"), "mlp": (36, "none")}
+    listed = lambda names: "[" + ", ".join(map(str, names)) + "]"
+    yield ("nemotron_h-deep", "nemotron_h", f"family = nemotron_h {DEEP} kv_heads = 4 head_dim = 8 {moe(4, 2, 10)} scoring_func = sigmoid e_score_correction_bias = true "
+           "shared_expert_intermediate_size = 11 moe_latent_size = 9 linear_num_key_heads = 4 linear_num_value_heads = 8 linear_key_head_dim = 5 linear_value_head_dim = 6 "
+           "linear_conv_kernel_dim = 4 use_conv_bias = true time_step_min = 0.3 mlp_layer_types = [dense, sparse, dense, dense] "
+           f"layer_types = {listed(mixer for _, mixer in blocks.values())}".replace("ffn = 36", f"ffn = {listed(width for width, _ in blocks.values())}"),
+           {key: value for key, value in d("nemotron_h").items() if key not in ("num_hidden_layers", "rms_norm_eps")} | dict(
+               layers_block_type=list(blocks), num_key_value_heads=4, head_dim=8, layer_norm_epsilon=1e-6, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+               moe_shared_expert_intermediate_size=11, moe_latent_size=9, n_groups=4, mamba_num_heads=8, ssm_state_size=5, mamba_head_dim=6, conv_kernel=4, time_step_min=0.3))
     yield ("hunyuan_v1_dense-deep", "hunyuan", f"family = hunyuan_v1_dense {DEEP} kv_heads = 4 head_dim = 8", d("hunyuan_v1_dense", num_key_value_heads=4, head_dim=8, **rope()))
     yield ("ernie4_5-deep", "ernie", f"family = ernie4_5 {DEEP} kv_heads = 4 head_dim = 8 tied = true", d("ernie4_5", num_key_value_heads=4, head_dim=8, tie_word_embeddings=True, **rope(500000.0)))
 
