@@ -83,6 +83,12 @@ var records = []record{
 		why: "Nearly all of the step is attention, as in a dense model of this length: a token uses 3.3 of 30.5 billion parameters.",
 	},
 	{
+		name: "Qwen3.5-35B-A3B", job: "Qwen3.5-35B-A3B on 8 H200", claim: "none", source: unpublished,
+		model: "today/qwen3.5-35b-a3b.sppo", cluster: "h200", machine: "h200()", sequence: 1 << 20,
+		why: "Three layers in four have linear attention, whose work and states do not grow with the prefix: a step takes about a quarter of that of " +
+			"Qwen3-30B-A3B.",
+	},
+	{
 		name: "gpt-oss-120b", job: "gpt-oss-120b on 16 H100", claim: "none", source: unpublished,
 		model: "today/gpt-oss-120b.sppo", cluster: "h100", machine: "h100(nodes = 2)", sequence: 128 << 10,
 		why: "Master weights and optimizer state are on the host, and the optimizer takes 3.2 s of the step, which is short: 128K tokens are " +
