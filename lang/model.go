@@ -46,7 +46,9 @@ var Families = []Family{
 	{"ernie4_5", "ERNIE 4.5, dense. Its rotated pairs are neighbours: their weights change places where folders are read and written", map[string]string{
 		"head_dim": "128", "rope_theta": "500000", "tied": "true"}},
 	{"qwen3_moe", "Qwen3 with experts", map[string]string{"qk_norm": "head", "head_dim": "128", "rope_theta": "1000000", "norm_eps": "1e-6"}},
-	{"qwen3_next", "Qwen3-Next and Qwen3.5; `layer_types` says which layers have linear attention", map[string]string{"qk_norm": "head", "head_dim": "256",
+	{"qwen3_next", "Qwen3-Next; `layer_types` says which layers have linear attention", map[string]string{"qk_norm": "head", "head_dim": "256",
+		"norm_offset": "1", "norm_eps": "1e-6", "rope_theta": "10000000", "rope_partial": "0.25", "attn_output_gate": "true"}},
+	{"qwen3_5", "Qwen3.5, with and without experts", map[string]string{"qk_norm": "head", "head_dim": "256",
 		"norm_offset": "1", "norm_eps": "1e-6", "rope_theta": "10000000", "rope_partial": "0.25", "attn_output_gate": "true"}},
 	{"nemotron_h", "Nemotron-H and Nemotron 3; `layer_types`, `ffn` and `mlp_layer_types` say which layers have Mamba-2, attention, an MLP or experts", map[string]string{
 		"gated": "false", "activation": "relu2", "positions": "none", "head_dim": "128"}},

@@ -92,11 +92,32 @@ func (l *LinearMap) Tensor() string {
 	return fusedTensors[l.Name]
 }
 
-var fusedTensors = map[string]string{"qkv_proj": "wqkv", "gate_up_proj": "w_gate_up"}
+var fusedTensors = map[string]string{"q_proj": "wqg", "qkv_proj": "wqkv", "gate_up_proj": "w_gate_up",
+	"in_proj_qkvz": "linear.wqkvz", "in_proj_ba": "linear.wba", "in_proj_qkv": "linear.wqkv", "in_proj": "linear.w_in"}
+
+// linearTargets maps the targets of linear attention to the names of its matrices, as Qwen3-Next, Qwen3.5 and Nemotron-H fuse them.
+var linearTargets = map[string]string{
+	"in_proj_qkvz": "q k v z", "in_proj_ba": "b a", "in_proj_qkv": "q k v", "in_proj_z": "z", "in_proj_b": "b", "in_proj_a": "a",
+	"in_proj": "z v k q a", "out_proj": "o",
+}
+
+// linearWeights returns the matrices of a target in linear attention. The first maps of Mamba-2 are one map, those of the gated delta rule
+// are several.
+func (m *Model) linearWeights(target string) (weights []string) {
+	delta, mamba := slices.Contains(m.Mixers, MixerGatedDelta), slices.Contains(m.Mixers, MixerMamba2)
+	if own := target == "in_proj"; slices.Contains(m.Mixers, MixerKimiDelta) || !delta && !mamba || target != "out_proj" && own == delta {
+		return nil
+	}
+	for _, name := range strings.Fields(linearTargets[target]) {
+		weights = append(weights, "linear.w"+name)
+	}
+	return weights
+}
 
 // targetNames lists all targets in the order in which a layer applies them, followed by the names in GPT-2.
 var targetNames = []string{
-	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "c_attn", "c_fc", "c_proj",
+	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
+	"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj", "c_attn", "c_fc", "c_proj",
 }
 
 // gpt2Targets maps the names in GPT-2 to targets. In GPT-2, c_proj is the name of two linear maps.
@@ -108,8 +129,16 @@ func (m *Model) weightsOf(target string) []string {
 	if m.Gated {
 		up, down = "w_up", "w_down"
 	}
+	if linearTargets[target] != "" {
+		return m.linearWeights(target)
+	}
 	switch target {
-	case "q_proj", "k_proj", "v_proj", "o_proj":
+	case "q_proj":
+		if m.AttnGate {
+			return []string{"wq", "wg"} // one matrix in published models
+		}
+		return []string{"wq"}
+	case "k_proj", "v_proj", "o_proj":
 		return []string{"w" + target[:1]}
 	case "qkv_proj":
 		return []string{"wq", "wk", "wv"}
@@ -134,6 +163,12 @@ func (m *Model) allLinear() []string {
 	case "gpt", "gpt2":
 		targets = []string{"qkv_proj", "o_proj", "up_proj", "down_proj"}
 	}
+	if m.Family == "qwen3_next" {
+		targets = append(targets, "in_proj_qkvz", "in_proj_ba")
+	} else {
+		targets = append(targets, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+	}
+	targets = append(targets, "in_proj", "out_proj")
 	return slices.DeleteFunc(targets, func(t string) bool { return m.weightsOf(t) == nil })
 }
 

@@ -223,6 +223,28 @@ func TestAdaptersOfSharedExperts(t *testing.T) {
 	}
 }
 
+// The linear maps of linear attention have adapters as published models fuse them, and so has the output gate of attention.
+func TestAdaptersOfLinearAttention(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	for _, c := range []struct{ traits, targets string }{
+		{"hybrid", "all-linear"}, {"hybrid", "[in_proj_qkvz, in_proj_ba, q_proj]"}, {"nemotron", "all-linear"}, {"mamba", "[in_proj_z, in_proj_a, out_proj]"},
+	} {
+		tuning := "adapter = lora(rank = 3, alpha = 4, dropout = 0.1, targets = " + c.targets + ")"
+		small := Case{Family: "llama", Positions: "rope", Traits: models[c.traits], Tuning: tuning, KVHeads: 2}
+		plain := small
+		plain.DType, plain.Batch, plain.Steps, plain.Layers, plain.Sequence, plain.Vocab = "f32", 3, 5, 3, 20, tinyVocab
+		checkNaive(t, plain.plain())
+		for _, mode := range []string{"megatron", "ulysses"} {
+			small.Batch, small.SP, small.SPMode, small.N, small.Layers = 1, 2, mode, 2, 3
+			if _, err := meaning.Prove(smallProgram(t, small, false)); err != nil {
+				t.Errorf("%s, %s: %v", c.traits, mode, err)
+			}
+		}
+	}
+}
+
 // Without rotations, only attention itself can tell that heads of keys begin at a wrong column of frozen weights.
 func TestHeadsBetweenHeads(t *testing.T) {
 	p := smallProgram(t, Case{Family: "llama", Positions: "learned", KVHeads: 1, Batch: 2, DP: 2, N: 2, Tuning: `freeze = ["layer.*", embeddings, "pos"]`}, false)

@@ -185,6 +185,7 @@ func (l *linearLayer) byRows(o int) int {
 func (l *linearLayer) scanned(name string, rows int, t ir.DType, w Param) int {
 	y := l.b.value(Value{Name: name, Rows: l.layerRows(), Cols: w.Local[1], DType: t})
 	l.b.node(ir.Matmul, nil, all(y), all(rows), all(l.b.param(w)))
+	l.adapt(l.b, w, all(y), rows)
 	return y
 }
 

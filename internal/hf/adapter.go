@@ -86,13 +86,17 @@ func (n *naming) adapters(m *lang.Model) (*naming, error) {
 				return nil, fmt.Errorf("%s is not a linear map of the architecture, which has %s: PEFT has no such adapter", a.target, path.Base(a.module))
 			}
 		}
-		out.tensors["layer."+a.tensor+endA] = linear(adapterPrefix + a.module + theirsA)
+		module := a.module
+		if own, ok := strings.CutPrefix(module, n.prefix); ok && n.other != "" {
+			module = n.other + own // as in the memory of transformers
+		}
+		out.tensors["layer."+a.tensor+endA] = linear(adapterPrefix + module + theirsA)
 		for _, w := range a.weights {
 			var after []string
 			for _, other := range n.tensors["layer."+w].after {
 				after = append(after, other+endB)
 			}
-			out.tensors["layer."+w+endB] = linear(adapterPrefix+a.module+theirsB, after...)
+			out.tensors["layer."+w+endB] = place{name: adapterPrefix + module + theirsB, how: transposed, after: after, heads: n.tensors["layer."+w].heads}
 		}
 	}
 	return out, nil
@@ -254,7 +258,8 @@ func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ 
 			return nil, fmt.Errorf("%w: it is an adapter of another model", err)
 		}
 		for i := range s.parts {
-			w.places[s.parts[i].Name] = []location{{&s.parts[i], &scaled{Tensor: t}}}
+			name := s.parts[i].Name
+			w.places[name] = append(w.places[name], location{&s.parts[i], &scaled{Tensor: t}})
 		}
 	}
 	for _, t := range folder.Tensors() {

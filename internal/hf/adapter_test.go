@@ -29,3 +29,36 @@ func TestAdaptersOfSharedExperts(t *testing.T) {
 		t.Errorf("targets are %q, not %q", got, want)
 	}
 }
+
+// The linear maps of linear attention are fused, and so are their adapters. In Qwen3-Next, every head has a part of each map.
+func TestAdaptersOfLinearAttention(t *testing.T) {
+	for _, c := range []struct {
+		names   *naming
+		family  string
+		mixer   string
+		gate    bool
+		targets []string
+	}{
+		{&qwenNextNames, "qwen3_next", lang.MixerGatedDelta, true, []string{"q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"}},
+		{&qwen35Names, "qwen3_5", lang.MixerGatedDelta, true, []string{"q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"}},
+		{&nemotronNames, "nemotron_h", lang.MixerMamba2, false, []string{"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"}},
+	} {
+		m := lang.Model{Family: c.family, Gated: c.gate, AttnGate: c.gate, Mixers: []string{c.mixer, lang.MixerAttention}}.Adapted(4, 8, lang.AllLinear)
+		names, err := c.names.adapters(&m)
+		if err != nil {
+			t.Fatalf("%s: %v", c.family, err)
+		}
+		if got := slices.DeleteFunc(c.names.targets(&m), func(name string) bool { return !slices.Contains(c.targets, name) }); !slices.Equal(got, c.targets) {
+			t.Errorf("%s: targets are %q, not %q", c.family, got, c.targets)
+		}
+		for weight, p := range c.names.tensors {
+			if b, ok := names.tensors[weight+endB]; ok && (b.heads != p.heads || len(b.after) != len(p.after)) {
+				t.Errorf("%s: %s is fused as %+v, its adapter as %+v", c.family, weight, p, b)
+			}
+		}
+	}
+	m := lang.Model{Family: "qwen3_5", AttnGate: true, Mixers: []string{lang.MixerGatedDelta}}.Adapted(4, 8, "in_proj_z")
+	if _, err := qwenNextNames.adapters(&m); err == nil {
+		t.Error("a part of in_proj_qkvz has an adapter of its own")
+	}
+}

@@ -42,6 +42,7 @@ const (
 	glmMoE     = "glm4_moe"
 	nemotronH  = "nemotron_h"
 	qwenNext   = "qwen3_next"
+	qwen35     = "qwen3_5"
 	qwen35MoE  = "qwen3_5_moe_text"
 )
 
@@ -64,9 +65,9 @@ var architectures = []architecture{
 	{modelType: "ernie4_5", class: "Ernie4_5ForCausalLM", family: "ernie4_5", keys: ernieKeys, theta: 500000, read: (*Model).llama, names: ernieNames},
 	{modelType: "qwen3_moe", class: "Qwen3MoeForCausalLM", family: "qwen3_moe", keys: qwenMoEKeys, theta: usualTheta, read: (*Model).qwenMoE, names: qwenMoENames},
 	{modelType: qwenNext, class: "Qwen3NextForCausalLM", family: qwenNext, keys: qwenNextKeys, theta: usualTheta, partial: true, read: (*Model).qwenNext, names: qwenNextNames},
-	{modelType: "qwen3_5_text", class: "Qwen3_5ForCausalLM", family: qwenNext, keys: qwen35Keys, theta: usualTheta, partial: true, read: (*Model).qwen35, names: qwen35Names,
+	{modelType: "qwen3_5_text", class: "Qwen3_5ForCausalLM", family: qwen35, keys: qwen35Keys, theta: usualTheta, partial: true, read: (*Model).qwen35, names: qwen35Names,
 		outer: "qwen3_5", outerKeys: qwen35VisionKeys},
-	{modelType: qwen35MoE, class: "Qwen3_5MoeForCausalLM", family: qwenNext, keys: qwen35MoEKeys, theta: usualTheta, partial: true, read: (*Model).qwen35MoE, names: qwen35Names,
+	{modelType: qwen35MoE, class: "Qwen3_5MoeForCausalLM", family: qwen35, keys: qwen35MoEKeys, theta: usualTheta, partial: true, read: (*Model).qwen35MoE, names: qwen35Names,
 		outer: "qwen3_5_moe", outerKeys: qwen35VisionKeys},
 	{modelType: nemotronH, class: "NemotronHForCausalLM", family: nemotronH, keys: nemotronKeys, read: (*Model).nemotronH, names: nemotronNames},
 	{modelType: "mixtral", class: "MixtralForCausalLM", family: "mixtral", keys: mixtralKeys, theta: 1e6, read: (*Model).mixtral, names: mixtralNames},

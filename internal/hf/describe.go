@@ -265,7 +265,7 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		return
 	}
 	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
-	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE || a.family == qwenNext { // other classes ignore it
+	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE || a.family == qwenNext || a.family == qwen35 { // other classes ignore it
 		p["partial_rotary_factor"] = m.RopePartial
 	}
 	if slices.Contains(a.scalings(), m.RopeScaling) {

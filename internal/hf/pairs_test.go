@@ -8,6 +8,7 @@ import (
 
 	"sppo.dev/internal/data/safetensors"
 	"sppo.dev/internal/hf"
+	"sppo.dev/ir"
 	"sppo.dev/lang"
 )
 
@@ -56,7 +57,14 @@ func TestAdaptersOfNeighbours(t *testing.T) {
 			}
 		}
 	}
-	w, err := model.OpenAdapter(out, program.Tensors, &of)
+	sameAdapter(t, model, out, program)
+}
+
+// sameAdapter checks that the second matrices of an adapter of placed have the same values once it is read.
+func sameAdapter(t *testing.T, model *hf.Model, dir string, program *ir.Program) {
+	t.Helper()
+	of := lang.Model(program.Model)
+	w, err := model.OpenAdapter(dir, program.Tensors, &of)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,5 +84,48 @@ func TestAdaptersOfNeighbours(t *testing.T) {
 				t.Fatalf("%s: value %d is %g, want %g", tensor.Name, i, got[i], want[i])
 			}
 		}
+	}
+}
+
+// Adapters of fused maps, in which every head may have a part of each of ours, have the same values once they are read again.
+func TestFusedAdapters(t *testing.T) {
+	for fixture, fused := range map[string]string{
+		"qwen3-next": "linear_attn.in_proj_qkvz", "qwen3.5": "self_attn.q_proj", "nemotron-h": "mixer.in_proj",
+	} {
+		dir := filepath.Join("testdata", "models", fixture)
+		program := compile(t, dir, 1, readExpected(t, dir), "train.adapter=lora(rank = 2, alpha = 4)")
+		model, err := hf.ReadModel(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, of := filepath.Join(t.TempDir(), "adapter"), lang.Model(program.Model)
+		if err := model.WriteAdapter(t.Context(), out, placed{}, program.Tensors, &of); err != nil {
+			t.Fatal(err)
+		}
+		folder, err := safetensors.OpenFile(filepath.Join(out, hf.AdapterWeights))
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := safetensors.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, b := range folder.Tensors() {
+			name, isB := strings.CutSuffix(strings.TrimPrefix(b.Name, "base_model.model."), ".lora_B.weight")
+			if own, ok := strings.CutPrefix(name, "model."); ok && fixture == "nemotron-h" {
+				name = "backbone." + own
+			}
+			found = found || isB && strings.HasSuffix(name, fused)
+			if w := whole.Find(name + ".weight"); isB && (w == nil || w.Shape[0] != b.Shape[0]) {
+				t.Errorf("%s: %s has shape %v, the weight of %s another number of rows", fixture, b.Name, b.Shape, name)
+			}
+		}
+		if !found {
+			t.Errorf("%s: the adapter has no %s", fixture, fused)
+		}
+		folder.Close()
+		whole.Close()
+		sameAdapter(t, model, out, program)
 	}
 }

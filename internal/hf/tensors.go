@@ -14,7 +14,7 @@ import (
 type naming struct {
 	tensors map[string]place
 	prefix  string   // prefix of all names except the head's; some folders omit it
-	other   string   // instead of prefix, in some folders
+	other   string   // instead of prefix, in some folders and in the memory of transformers
 	ignored []string // suffixes of buffers in older files, which are not needed
 
 	neighbours bool             // rotated pairs are neighbours: see pairing

@@ -147,6 +147,23 @@ func (l *layer) adapterName(weight string) string {
 	for _, t := range l.AdapterTargets {
 		matrices, name := []string{"w" + t[:1]}, "w"+t[:1]
 		switch t {
+		case "q_proj":
+			if l.AttnGate {
+				matrices, name = []string{"wq", "wg"}, "wqg"
+			}
+		case "in_proj_qkvz":
+			matrices, name = []string{"linear.wq", "linear.wk", "linear.wv", "linear.wz"}, "linear.wqkvz"
+		case "in_proj_ba":
+			matrices, name = []string{"linear.wb", "linear.wa"}, "linear.wba"
+		case "in_proj_qkv":
+			matrices, name = []string{"linear.wq", "linear.wk", "linear.wv"}, "linear.wqkv"
+		case "in_proj_z", "in_proj_b", "in_proj_a":
+			name = "linear.w" + strings.TrimPrefix(t, "in_proj_")
+			matrices = []string{name}
+		case "in_proj":
+			matrices, name = []string{"linear.wz", "linear.wv", "linear.wk", "linear.wq", "linear.wa"}, "linear.w_in"
+		case "out_proj":
+			matrices, name = []string{"linear.wo"}, "linear.wo"
 		case "qkv_proj":
 			matrices, name = []string{"wq", "wk", "wv"}, "wqkv"
 		case "up_proj":

@@ -210,14 +210,20 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 			list = append(list, tensor{"sinks", []int{cfg.Heads}})
 		}
 		if cfg.AttnGate {
-			list = append(list, tensor{"wg", []int{h, q}})
+			linear("wg", "", "", h, q)
 		}
 		linear("wo", "bo", "attn_out", q, h)
 		norm("ln1_post", cfg.normsAfter())
 	}
 	if cfg.linear(layer) {
 		norm("ln1", cfg.normsBefore())
-		list = append(list, linearParameters(cfg, layer)...)
+		for _, t := range linearParameters(cfg, layer) {
+			if cfg.lowered(t.name) == "" {
+				list = append(list, t)
+			} else {
+				linear(t.name, "", "", t.shape[0], t.shape[1])
+			}
+		}
 		norm("ln1_post", cfg.normsAfter())
 	}
 	if f > 0 {
@@ -250,8 +256,15 @@ func (cfg *Config) lowered(weight string) string {
 		}
 		return ""
 	}
+	queries := [2]string{"wq", "wq"}
+	if cfg.AttnGate {
+		queries = [2]string{"wq wg", "wqg"}
+	}
 	for _, t := range []struct{ target, weights, a string }{
-		{"q_proj", "wq", "wq"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
+		{"q_proj", queries[0], queries[1]},
+		{"in_proj_qkvz", "linear.wq linear.wk linear.wv linear.wz", "linear.wqkvz"}, {"in_proj_ba", "linear.wb linear.wa", "linear.wba"},
+		{"in_proj_qkv", "linear.wq linear.wk linear.wv", "linear.wqkv"}, {"in_proj_z", "linear.wz", "linear.wz"}, {"in_proj_b", "linear.wb", "linear.wb"},
+		{"in_proj_a", "linear.wa", "linear.wa"}, {"in_proj", "linear.wz linear.wv linear.wk linear.wq linear.wa", "linear.w_in"}, {"out_proj", "linear.wo", "linear.wo"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
 		{"gate_proj", "w_gate", "w_gate"}, {"up_proj", "w_up", "w_up"}, {"up_proj", "w1", "w1"}, {"gate_up_proj", "w_gate w_up", "w_gate_up"},
 		{"down_proj", "w_down", "w_down"}, {"down_proj", "w2", "w2"},
 	} {
