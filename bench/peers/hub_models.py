@@ -169,6 +169,9 @@ MODELS = [
                                                   hybrid_override_pattern="M-M*-", tie_word_embeddings=True), "bfloat16", None),
     ("nemotron-h-fused", hub.NemotronHConfig, dict(MAMBA, head_dim=6, layers_block_type=[FULL, GATED, "moe", GATED], mlp_hidden_act="gelu", moe_latent_size=12),
      "float32", None),
+    ("qwen3.5-vision", hub.Qwen3_5Config, dict(
+        vision_config=dict(depth=1, hidden_size=8, intermediate_size=12, num_heads=2, patch_size=4, out_hidden_size=8, num_position_embeddings=16),
+        text_config=dict(LINEARS, head_dim=16, num_hidden_layers=3, layer_types=[GATED, FULL, GATED])), "bfloat16", None),
 ]
 
 
@@ -247,7 +250,7 @@ def main(out, *names):
         randomise(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=not name.endswith("fused"), **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name == "qwen3-next":  # as in published folders, which have tensors for multi-token prediction
+        if name in ("qwen3-next", "qwen3.5-vision"):  # as in published folders, which have tensors for multi-token prediction
             save_file(load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.randn(8, 16).bfloat16()}, folder / "model.safetensors", {"format": "pt"})
         (folder / "expected.json").write_text(json.dumps((packed if name.endswith("mxfp4") else expected)(folder)) + "\n")
         print(name)

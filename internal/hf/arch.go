@@ -446,6 +446,7 @@ func (m *Model) sparseLayers(c *config) {
 func (m *Model) qwen35(c *config) {
 	if name := "partial_rotary_factor"; !c.present(name) {
 		c.members[name] = json.RawMessage("0.25")
+		c.skip(name)
 	}
 	m.llama(c)
 	m.wholeHeads()
@@ -666,6 +667,7 @@ func (m *Model) wholeHeads() {
 func (m *Model) glmMoE(c *config) {
 	if name := "partial_rotary_factor"; !c.present(name) {
 		c.members[name] = json.RawMessage("0.5")
+		c.skip(name)
 	}
 	m.llama(c)
 	m.wholeHeads()

@@ -432,7 +432,7 @@ func TestNoSoftCap(t *testing.T) {
 
 // For a vision model, only the language model is used, with a notice and a list of the parts left out.
 func TestVisionParts(t *testing.T) {
-	for _, name := range []string{"gemma3-vision", "mistral-small-vision"} {
+	for _, name := range []string{"gemma3-vision", "mistral-small-vision", "qwen3.5-vision"} {
 		dir := filepath.Join("testdata", "models", name)
 		model, err := hf.ReadModel(dir)
 		if err != nil {
@@ -451,7 +451,9 @@ func TestVisionParts(t *testing.T) {
 				t.Errorf("%s: %s is ignored", name, tensor)
 			}
 		}
-		if !slices.ContainsFunc(w.Ignored, func(s string) bool { return strings.HasPrefix(s, "vision_tower.") }) {
+		if !slices.ContainsFunc(w.Ignored, func(s string) bool {
+			return strings.HasPrefix(s, "vision_tower.") || strings.HasPrefix(s, "model.visual.")
+		}) {
 			t.Errorf("%s: ignored are %q, without those of the vision part", name, w.Ignored)
 		}
 	}
