@@ -41,7 +41,7 @@ CLASSES = {
 }
 UNDRAWN = {  # they have fixtures
     "qwen3_next": hub.Qwen3NextConfig, "qwen3_5_text": hub.Qwen3_5TextConfig, "qwen3_5_moe_text": hub.Qwen3_5MoeTextConfig, "qwen3_5": hub.Qwen3_5Config,
-    "qwen3_5_moe": hub.Qwen3_5MoeConfig,
+    "qwen3_5_moe": hub.Qwen3_5MoeConfig, "nemotron_h": hub.NemotronHConfig,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 OUTER = {
@@ -366,17 +366,17 @@ def attempt(folder, prepare):
 
 def keys():
     """The declared keys of each class with the JSON types that it accepts and the default."""
-    words = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null", list: "list", dict: "dict"}
+    words = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null", list: "list", tuple: "list", dict: "dict"}
 
     def types(t):
         args = getattr(t, "__args__", None)
-        if args and getattr(t, "__origin__", None) not in (list, dict):
+        if args and getattr(t, "__origin__", None) not in (list, tuple, dict):
             return sorted({w for a in args for w in types(a)}, key=lambda w: (w == "null", w))
         t = getattr(t, "__origin__", None) or t
         return [words[t]] if t in words else ["dict"] if isinstance(t, type) else ["str"]
 
     base = {f.name for f in dataclasses.fields(PreTrainedConfig)}
-    return {name: {f.name: ["|".join(types(f.type)), f.default] for f in dataclasses.fields(cls) if f.name not in base}
+    return {name: {f.name: ["|".join(types(f.type)), None if isinstance(f.default, tuple) else f.default] for f in dataclasses.fields(cls) if f.name not in base}
             for name, cls in (CLASSES | UNDRAWN).items()} | {"": {name: ["", None] for name in base}}
 
 
