@@ -80,10 +80,9 @@ class Rank:
         return rows
 
     def _bind(self, name: str) -> list[Step]:
-        section = self.code.sections[name]
         events: dict[int, torch.cuda.Event | None] = {}
         steps = []
-        for instr in section.instrs:
+        for instr in self.code.sections[name]:
             op = TABLE.opcodes[instr.opcode]
             try:
                 action = self._action(op, instr, events)

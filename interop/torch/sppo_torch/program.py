@@ -47,13 +47,12 @@ class Const(NamedTuple):
 
 
 class Instr(NamedTuple):
-    """An instruction. An absent operand is None. `provenance` has no influence on what it does."""
+    """An instruction. An absent operand is None."""
 
     opcode: int
     stream: int
     views: tuple[View | None, ...]
     attributes: tuple[Any, ...]
-    provenance: tuple[int, ...]
 
 
 class Buffer(NamedTuple):
@@ -75,12 +74,6 @@ class State(NamedTuple):
 
 
 @dataclass
-class Section:
-    events: int
-    instrs: list[Instr]
-
-
-@dataclass
 class Code:
     """What ranks that do the same work have in common. `arenas` are the bytes of the device and the host arena."""
 
@@ -89,7 +82,7 @@ class Code:
     buffers: list[Buffer] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
     results: dict[str, View] = field(default_factory=dict)
-    sections: dict[str, Section] = field(default_factory=dict)
+    sections: dict[str, list[Instr]] = field(default_factory=dict)
 
 
 @dataclass
@@ -169,21 +162,18 @@ class _Reader:
         return struct.unpack("<d", self.take(8))[0] if is_float else self.zigzag()
 
 
-def _section(r: _Reader) -> Section:
-    events, count, _, _ = r.varint(), r.varint(), r.varint(), r.varint()
+def _section(r: _Reader) -> list[Instr]:
+    _, count, _, _ = r.varint(), r.varint(), r.varint(), r.varint()
     views: dict[int, list[View]] = {}
     attributes: dict[int, list[Any]] = {}
-    provenance = [0] * 7
     instrs = []
     for _ in range(count):
         number, stream = r.byte(), r.byte()
         if number >= len(TABLE.opcodes) or stream >= len(TABLE.streams):
             raise Refused(f"{r.place}: opcode {number} on stream {stream} does not exist")
         op = TABLE.opcodes[number]
-        bits = r.byte()
-        for i in range(7):
-            if bits >> i & 1:
-                provenance[i] += r.zigzag()
+        for _ in range(r.byte().bit_count()):
+            r.varint()  # provenance, which has no influence on what an instruction does
         of = views.setdefault(number, [View()] * len(op.operands))
         for i in range(len(of)):
             of[i] = r.view(of[i])
@@ -193,8 +183,8 @@ def _section(r: _Reader) -> Section:
             if bits >> i & 1:
                 last[i] = r.attribute(a.is_float)
         present = tuple(None if v.buffer == _ABSENT else v for v in of)
-        instrs.append(Instr(number, stream, present, tuple(last), tuple(provenance)))
-    return Section(events, instrs)
+        instrs.append(Instr(number, stream, present, tuple(last)))
+    return instrs
 
 
 def _code(r: _Reader) -> Code:
@@ -223,7 +213,7 @@ def _code(r: _Reader) -> Code:
 def _check(code: Code) -> None:
     """Refuses views that lie outside their buffers."""
     views = [s.view for s in code.states] + list(code.results.values())
-    views += [v for s in code.sections.values() for i in s.instrs for v in i.views if v is not None]
+    views += [v for s in code.sections.values() for i in s for v in i.views if v is not None]
     for v in set(views):
         if v.buffer >= len(code.buffers) or v.type >= len(SIZES) or min(v[3:]) < 0 or v.offset < 0:
             raise Refused(f"code {code.name}: the view {v} is not valid")

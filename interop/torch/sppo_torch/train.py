@@ -115,7 +115,7 @@ class Job:
     def validate(self) -> float | None:
         """Returns the validation loss, or None if the program has no validation."""
         settings = self.settings
-        if not settings["eval_batch"] or not self.program.codes[0].sections["eval"].instrs:
+        if not settings["eval_batch"] or not self.program.codes[0].sections["eval"]:
             return None
         size, total, weights = settings["eval_sequences"], 0.0, 0
         for section in range(-(-settings["eval_batch"] // size)):
@@ -151,7 +151,7 @@ def _connect(program: Program, device: torch.device) -> tuple[Links, list[int]]:
     lines = set()
     for info in program.ranks:
         for section in program.codes[info.code].sections.values():
-            for instr in section.instrs:
+            for instr in section:
                 for a, v in zip(TABLE.opcodes[instr.opcode].attributes, instr.attributes):
                     if a.kind == "group":
                         lines.add((info.groups[v], TABLE.streams[instr.stream]))

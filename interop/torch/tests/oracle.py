@@ -12,7 +12,7 @@ import torch
 from sppo_torch.links import Local
 from sppo_torch.machine import TYPES, Rank, run
 from sppo_torch.ops import fused
-from sppo_torch.program import SIZES, Buffer, Code, Instr, Program, RankInfo, Section, View
+from sppo_torch.program import SIZES, Buffer, Code, Instr, Program, RankInfo, View
 from sppo_torch.table import TABLE
 
 BYTES = 1 << 22
@@ -462,9 +462,9 @@ def ours(c: Case, views, contents):
     """Executes a case, and returns the operands of each rank."""
     attributes = tuple(c.attributes[a.name] for a in c.op.attributes)
     stream = TABLE.streams.index({"comm": "coll"}.get(c.op.group, "compute"))
-    instr = Instr(c.number, stream, tuple(views), attributes, (0,) * 7)
+    instr = Instr(c.number, stream, tuple(views), attributes)
     code = Code("oracle", (BYTES, BYTES), [Buffer("device", 0, 0, BYTES), Buffer("host", 1, 0, BYTES)])
-    code.sections = {"step": Section(0, [instr])}
+    code.sections = {"step": [instr]}
     groups = [tuple(range(g + 1)) for g in range(RANKS)]
     program = Program(HEADER, [code], [RankInfo(0, (0, 0, 0), [], groups) for _ in range(c.ranks)])
     links = Local()
