@@ -116,16 +116,18 @@ func Records(t testing.TB, c *exec.Cmd) (out []Record) {
 // Compare requires equal losses and norms, except for rounding.
 func Compare(t testing.TB, got, want []Record, tolerance float64) {
 	t.Helper()
-	t.Logf("the largest difference is %.2g", compare(t, got, want, tolerance))
+	losses, norms := compare(t, got, want, tolerance)
+	t.Logf("the largest difference is %.2g", max(losses, norms))
 }
 
-// Difference returns the largest difference of losses and norms, relative to numbers above 1.
-func Difference(t testing.TB, got, want []Record) float64 {
+// Difference says how large the differences of losses and of norms are, relative to numbers above 1.
+func Difference(t testing.TB, got, want []Record) string {
 	t.Helper()
-	return compare(t, got, want, math.Inf(1))
+	losses, norms := compare(t, got, want, math.Inf(1))
+	return fmt.Sprintf("losses within %.2g, norms within %.2g", losses, norms)
 }
 
-func compare(t testing.TB, got, want []Record, tolerance float64) (worst float64) {
+func compare(t testing.TB, got, want []Record, tolerance float64) (losses, norms float64) {
 	t.Helper()
 	key := func(r Record) string { return fmt.Sprint(r.Step, r.EvalLoss != nil) }
 	of := map[string]Record{}
@@ -146,10 +148,14 @@ func compare(t testing.TB, got, want []Record, tolerance float64) (worst float64
 			if !(difference <= tolerance) {
 				t.Errorf("step %d, %s: %g, the cpu device has %g", w.Step, [...]string{"loss", "validation loss", "norm"}[i], *pair[0], *pair[1])
 			}
-			worst = math.Max(worst, difference)
+			if i == 2 {
+				norms = max(norms, difference)
+			} else {
+				losses = max(losses, difference)
+			}
 		}
 	}
-	return worst
+	return losses, norms
 }
 
 // CheckArenas requires that the machine has allocated exactly the arenas that the program declares.
