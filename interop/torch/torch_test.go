@@ -106,9 +106,10 @@ func TestCheckpoints(t *testing.T) {
 
 // The small models on text in examples. Rounding errors grow from step to step, in some of these jobs by a factor of two, and by
 // more when a token goes to another expert. So each segment of a run on PyTorch continues from the checkpoint with which sppovm began
-// it, and sppovm continues from the checkpoint of the first. With SPPO_LONG=1, there are four segments of five steps, four processes
-// run one of them, and what follows is logged, too: how far 50 steps on PyTorch get from those of sppovm without being brought
-// together, and how far those of sppovm get that divides the job differently.
+// it, and sppovm continues from the checkpoint of the first. With SPPO_LONG=1, there are four segments of five steps, and four
+// processes run one of them. Where the gradient jumps, rounding to bf16 alone makes norms differ by more than 2e-3; the yardstick is
+// sppovm, which continues from the same checkpoint with the job divided differently. What follows is logged, too: how far 50 steps
+// on PyTorch get from those of sppovm without being brought together, and how far those of sppovm with the other division.
 func TestDocs(t *testing.T) {
 	torchtest.Command(t)
 	long := os.Getenv("SPPO_LONG") != ""
@@ -122,6 +123,7 @@ func TestDocs(t *testing.T) {
 			tolerance := map[string]float64{"f32": 1e-4, "bf16": 2e-3}[dtype]
 			spec, overrides := "examples/"+name+"-docs.sppo", []string{"model.dtype=" + dtype, "train.eval_batch=0", "train.eval_every=0"}
 			p, file := compile(t, spec, overrides...)
+			other, _ := compile(t, spec, append(overrides, "schedule.sp=1", "schedule.dp=2")...)
 			var want []torchtest.Record
 			ours, theirs := []string{""}, t.TempDir()
 			for i := range segments {
@@ -135,11 +137,16 @@ func TestDocs(t *testing.T) {
 				} else {
 					flags = append(flags, "--resume", ours[i])
 				}
+				segment := want[i*each : (i+1)*each]
+				if dtype == "bf16" && long {
+					losses, norms := torchtest.Difference(t, train(t, other, (i+1)*each, ours[i], ""), segment)
+					tolerance = max(2e-3, 4*losses, 4*norms)
+				}
 				got := torchtest.Run(t, file, flags...)
-				torchtest.Compare(t, got, want[i*each:(i+1)*each], tolerance)
+				torchtest.Compare(t, got, segment, tolerance)
 				torchtest.CheckArenas(t, p, got)
 				if i == 1 {
-					torchtest.Compare(t, train(t, p, 2*each, theirs, ""), want[each:2*each], tolerance)
+					torchtest.Compare(t, train(t, p, 2*each, theirs, ""), segment, tolerance)
 				}
 				if i == 1 && long {
 					torchtest.Compare(t, torchtest.Spread(t, len(p.Ranks), file, flags...), got[:each], 0)
@@ -151,10 +158,11 @@ func TestDocs(t *testing.T) {
 			const steps = 50
 			want = append(want, train(t, p, steps, ours[segments], "")...)
 			got := torchtest.Run(t, file, "--steps", strconv.Itoa(steps))
-			other, _ := compile(t, spec, append(overrides, "schedule.sp=1", "schedule.dp=2")...)
 			own := train(t, other, steps, "", "")
 			for _, n := range []int{20, steps} {
-				t.Logf("%d steps: %s; sppovm divided differently: %s", n, torchtest.Difference(t, got, want[:n]), torchtest.Difference(t, own, want[:n]))
+				losses, norms := torchtest.Difference(t, got, want[:n])
+				ownLosses, ownNorms := torchtest.Difference(t, own, want[:n])
+				t.Logf("%d steps: losses within %.2g, norms within %.2g; sppovm divided differently: %.2g, %.2g", n, losses, norms, ownLosses, ownNorms)
 			}
 		})
 	}
