@@ -16,13 +16,25 @@ func TestStatesPass(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
 	}
+	for _, mixer := range []string{"gated_delta", "kimi_delta", "mamba2"} {
+		t.Run(mixer, func(t *testing.T) { checkStates(t, mixer) })
+	}
+}
+
+func checkStates(t *testing.T, mixer string) {
+	t.Helper()
 	const tokens = 4096
-	c := Case{Family: "llama", Traits: strings.Replace(models["hybrid"], "[full, gated_delta, full]", "[gated_delta, full]", 1), Positions: "rope", KVHeads: 1, DType: "f32", Batch: 1,
-		Steps: 1, Layers: 2, Sequence: tokens, Vocab: tinyVocab}.plain()
+	traits, cuts := strings.Replace(models["hybrid"], "[full, gated_delta, full]", "["+mixer+", full]", 1), []string{"subsequences=[1, 2, 1021, 1000, 2071, 1]"}
+	if mixer == "gated_delta" {
+		cuts = append(cuts, "subsequences=1", "subsequences=[4095, 1]")
+	} else {
+		traits = strings.Replace(traits, "value_heads = 8", "value_heads = 4", 1)
+	}
+	c := Case{Family: "llama", Traits: traits, Positions: "rope", KVHeads: 1, DType: "f32", Batch: 1, Steps: 1, Layers: 2, Sequence: tokens, Vocab: tinyVocab}.plain()
 	for _, rate := range []float32{-3, 3} { // decays of about 0.0015 and 0.6 from token to token
 		var loss float64
 		var want naive.Tensors
-		for _, cut := range []string{"subsequences=1", "subsequences=[1, 2, 1021, 1000, 2071, 1]", "subsequences=[4095, 1]"} {
+		for _, cut := range cuts {
 			_, p, err := compile(c.Spec(), "schedule."+cut, "schedule.offload=full", "schedule.recompute=full", "schedule.partition=flops", "schedule.align=1")
 			if err != nil {
 				t.Fatal(err)
