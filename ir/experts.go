@@ -3,6 +3,7 @@ package ir
 import (
 	"fmt"
 	"math"
+	"strings"
 )
 
 // This file has the rules and the work of instructions that route tokens to experts and multiply by the experts' matrices.
@@ -11,7 +12,7 @@ import (
 func checkRoute(in *Instr) error {
 	info := in.Info()
 	for i := range info.Attrs {
-		if in.Attrs[i].Const != 0 {
+		if in.Attrs[i].Const != 0 && info.Attrs[i].Name != "first" {
 			return fmt.Errorf("attribute %s must be literal", info.Attrs[i].Name)
 		}
 	}
@@ -29,6 +30,9 @@ func checkRoute(in *Instr) error {
 	}
 	if in.Op == RouteGrad {
 		return nil
+	}
+	if n := in.Arg("ends").Elements(); n > experts {
+		return fmt.Errorf("ends has %d experts, but a row of logits %d", n, experts)
 	}
 	groups, chosen := int64(in.Attr("groups").Bits), int64(in.Attr("top_groups").Bits)
 	switch {
@@ -60,14 +64,63 @@ func checkRouterLoss(in *Instr) error {
 	return nil
 }
 
+// checkPlaced checks that there is room for no more rows than choices, and for as many of each token.
+func checkPlaced(in *Instr) error {
+	rows, n := in.Arg("places").Rows(), in.sorted().Rows()
+	if n%rows != 0 || n > in.Arg("places").Elements() {
+		return fmt.Errorf("%d rows in the order of experts are not those of %d tokens with at most %d places each", n, rows, in.Arg("places").Cols())
+	}
+	return checkShare(in)
+}
+
+func checkShare(in *Instr) error {
+	if a := in.Attr("share"); a.Const != 0 || !(a.Float(nil) >= 0 && a.Float(nil) <= 1) {
+		return fmt.Errorf("share is not a literal from 0 to 1")
+	}
+	return nil
+}
+
+// sorted returns the first operand whose rows are in the order of experts.
+func (in *Instr) sorted() View {
+	for i := range in.Args {
+		if in.isSorted(i) {
+			return in.Args[i]
+		}
+	}
+	panic("internal: " + in.Info().Name + " has no rows in the order of experts")
+}
+
+func (in *Instr) isSorted(i int) bool { return strings.HasPrefix(in.Info().Operands[i].Dims, "n,") }
+
+// share returns the share of the rows in the order of experts that experts have.
+func (in *Instr) share() float64 {
+	if x := in.Attr("share").Float(nil); x > 0 {
+		return x
+	}
+	return 1
+}
+
+// placedWork returns the work of an instruction that accesses only the rows of experts.
+func placedWork(in *Instr) Work {
+	w, unused := memoryWork(in), Bytes(0)
+	for i := range in.Args {
+		if in.isSorted(i) && in.Args[i].Present() {
+			unused += Bytes((1 - in.share()) * float64(in.Args[i].Bytes()))
+		}
+	}
+	w.Bytes -= unused
+	return w
+}
+
 // groupedWork returns the work of a grouped product, or of the gradient of its matrices. Every row is multiplied by one matrix.
 func groupedWork(in *Instr) Work {
-	w := memoryWork(in)
-	matrices, rows := in.groupedMatrices(), in.Args[in.Info().Written()] // a or dy
+	w := placedWork(in)
+	matrices, operand := in.groupedMatrices(), in.Args[in.Info().Written()] // a or dy
 	e, k, o := matrices.Shape[0], matrices.Shape[1], matrices.Shape[2]
-	w.Kind, w.DType = WorkMatmul, rows.DType
-	w.Flops = 2 * Flops(rows.Rows()) * Flops(k) * Flops(o)
-	w.Rows = max(1, min(rows.Rows()/max(1, e), k, o))
+	rows := int64(math.Ceil(in.share() * float64(operand.Rows())))
+	w.Kind, w.DType = WorkMatmul, operand.DType
+	w.Flops = 2 * Flops(rows) * Flops(k) * Flops(o)
+	w.Rows = max(1, min(rows/max(1, e), k, o))
 	return w
 }
 
@@ -98,5 +151,5 @@ func checkGrouped(in *Instr) error {
 	if n := in.Args[in.Info().Written()].Rows(); n > math.MaxInt32 {
 		return fmt.Errorf("%d rows exceed the 32 bits of ends", n)
 	}
-	return nil
+	return checkShare(in)
 }

@@ -227,6 +227,7 @@ const (
 	RuleZigzag
 	RuleRoute
 	RuleRouterLoss
+	RulePlaced
 	RuleGrouped
 	RuleScan
 )
@@ -305,9 +306,10 @@ var (
 	attrRenormal = AttrInfo{"renormalize", KindBool, "divide the scores of the chosen experts by their sum", ScopeFormula}
 	attrSumEps   = AttrInfo{"eps", KindFactor, "added to this sum", ScopeFormula}
 	attrWeighted = AttrInfo{"scale", KindFactor, "factor of the weights; 0 means 1", ScopeFormula}
+	attrShare    = AttrInfo{"share", KindFactor, "share of the n rows that the experts have if all experts have equally many; for estimates of time; 0 means 1", ScopePlace}
 
 	operandPlaces  = Operand{Name: "places", Types: "i32", Dims: "r,top", Doc: "from route"}
-	operandEnds    = Operand{Name: "ends", Types: "i32", Dims: "e", Doc: "from route; never less than the one before it, and the last is n, which is checked when the instruction runs"}
+	operandEnds    = Operand{Name: "ends", Types: "i32", Dims: "e", Doc: "from route; never less than the one before it, and the last is at most n, which is checked when the instruction runs"}
 	operandWeights = Operand{Name: "weights", Types: "f32", Dims: "r,top"}
 )
 
@@ -958,12 +960,13 @@ var Ops = [NumOps]OpInfo{
 		Name: "route", Class: ClassKernel, Streams: onCompute,
 		Doc: "Chooses for each token the experts with the highest scores, in descending order; of equal scores, that of the lower " +
 			"number. The weights of their results are the scores. places says where the token's rows are once all rows are in the " +
-			"order of experts: those of an expert are adjacent, in the order of tokens.",
+			"order of experts: those of an expert are adjacent, in the order of tokens. If ends is shorter than a row of logits, only the rows of " +
+			"these experts have places, and that of a choice of another expert is -1.",
 		Operands: []Operand{
 			{Name: "weights", Dir: Write, Types: "f32", Dims: "r,top"},
 			{Name: "experts", Dir: Write, Types: "i32", Dims: "r,top", Spare: true},
 			{Name: "places", Dir: Write, Types: "i32", Dims: "r,top"},
-			{Name: "ends", Dir: Write, Types: "i32", Dims: "e", Spare: true, Doc: "for each expert, the number of rows of all experts up to it"},
+			{Name: "ends", Dir: Write, Types: "i32", Dims: "l", Spare: true, Doc: "for each of the experts from first on, the number of rows of these up to it"},
 			{Name: "logits", Types: "F", Dims: "r,e"},
 			{Name: "correction", Types: "f32", Dims: "e", Optional: true, Doc: "added to the scores for the choice, but not in the weights"},
 		},
@@ -971,6 +974,7 @@ var Ops = [NumOps]OpInfo{
 			attrTop, attrScores, attrRenormal, attrSumEps, attrWeighted,
 			{"groups", KindOption, "the experts are in this many groups of equal size; 0: one group", ScopeFormula},
 			{"top_groups", KindOption, "with groups, only experts of the groups with the highest sums of their two highest scores are chosen: of this many groups", ScopeFormula},
+			{"first", KindOption, "the first expert of ends", ScopeFormula},
 		},
 		Rule: RuleRoute, Work: WorkMemory, Source: "Shazeer et al. 2017; groups and correction: DeepSeek-AI 2024, DeepSeek-V3",
 	},
@@ -988,53 +992,54 @@ var Ops = [NumOps]OpInfo{
 	},
 	Permute: {
 		Name: "permute", Class: ClassKernel, Streams: onCompute,
-		Doc: "Copies the row of each token to its places.",
+		Doc: "Copies the row of each token to its places. All other rows remain as they are.",
 		Operands: []Operand{
-			{Name: "y", Dir: Write, Types: "T", Dims: "r*top,h"},
+			{Name: "y", Dir: Write, Types: "T", Dims: "n,h"},
 			{Name: "x", Types: "T", Dims: "r,h"},
 			operandPlaces,
 		},
-		Attrs: []AttrInfo{attrTop},
-		Work:  WorkMemory,
+		Attrs: []AttrInfo{attrTop, attrShare},
+		Rule:  RulePlaced, Work: WorkMemory,
 	},
 	PermuteGrad: {
 		Name: "permute_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "dx = the sum of the rows of dy at the token's places, added in f32 in this order and rounded once.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,h"},
-			{Name: "dy", Types: "T", Dims: "r*top,h"},
+			{Name: "dy", Types: "T", Dims: "n,h"},
 			operandPlaces,
 		},
-		Attrs: []AttrInfo{attrTop},
-		Work:  WorkMemory,
+		Attrs: []AttrInfo{attrTop, attrShare},
+		Rule:  RulePlaced, Work: WorkMemory,
 	},
 	Unpermute: {
 		Name: "unpermute", Class: ClassKernel, Streams: onCompute,
 		Doc: "y = the sum of the rows of x at the token's places, each times its weight, added in f32 in this order and rounded once.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
-			{Name: "x", Types: "T", Dims: "r*top,h"},
+			{Name: "x", Types: "T", Dims: "n,h"},
 			operandPlaces, operandWeights,
 		},
-		Attrs: []AttrInfo{attrTop},
-		Work:  WorkMemory,
+		Attrs: []AttrInfo{attrTop, attrShare},
+		Rule:  RulePlaced, Work: WorkMemory,
 	},
 	UnpermuteGrad: {
 		Name: "unpermute_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "dx = the row of dy of the token, times the weight; dweights = the inner product of this row with that of x.",
+		Doc: "dx = the row of dy of the token, times the weight, at its places, and all other rows remain as they are; dweights = the inner product of this row " +
+			"with that of x, or 0 without a place.",
 		Operands: []Operand{
-			{Name: "dx", Dir: Write, Types: "T", Dims: "r*top,h", Spare: true},
+			{Name: "dx", Dir: Write, Types: "T", Dims: "n,h", Spare: true},
 			{Name: "dweights", Dir: Write, Types: "f32", Dims: "r,top", Spare: true},
 			{Name: "dy", Types: "T", Dims: "r,h"},
-			{Name: "x", Types: "T", Dims: "r*top,h"},
+			{Name: "x", Types: "T", Dims: "n,h"},
 			operandPlaces, operandWeights,
 		},
-		Attrs: []AttrInfo{attrTop},
-		Work:  WorkMemory,
+		Attrs: []AttrInfo{attrTop, attrShare},
+		Rule:  RulePlaced, Work: WorkMemory,
 	},
 	MatmulGrouped: {
 		Name: "matmul_grouped", Class: ClassKernel, Streams: onCompute,
-		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias. Rows are in the order of experts. Sums are accumulated in f32. " +
+		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias. Rows are in the order of experts; those from the last of ends on remain as they are. Sums are accumulated in f32. " +
 			"With trans_b, the matrices are stored transposed; c then has the type of a, and there is no bias.",
 		Operands: []Operand{
 			{Name: "c", Dir: Write, Types: "F", Dims: "n,o"},
@@ -1043,7 +1048,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "b", Types: "T", Doc: "[e,k,o], or [e,o,k] if transposed"},
 			{Name: "bias", Types: "T", Dims: "e,o", Optional: true},
 		},
-		Attrs: []AttrInfo{{"trans_b", KindBool, "b is stored transposed", ScopeFormula}},
+		Attrs: []AttrInfo{{"trans_b", KindBool, "b is stored transposed", ScopeFormula}, attrShare},
 		Rule:  RuleGrouped, Work: WorkMatmul, Source: "Gale et al. 2023, MegaBlocks",
 	},
 	MatmulGroupedWeightGrad: {
@@ -1058,7 +1063,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "a", Types: "T", Dims: "n,k"},
 		},
 		Attrs: []AttrInfo{{"trans_b", KindBool, "b and db are stored transposed", ScopeFormula}, attrAccumulate,
-			{"accumulate_bias", KindBool, "add to dbias instead of overwriting it", ScopePlace}},
+			{"accumulate_bias", KindBool, "add to dbias instead of overwriting it", ScopePlace}, attrShare},
 		Rule: RuleGrouped, Work: WorkMatmul,
 	},
 	Scan: {

@@ -14,6 +14,9 @@ func (in *Instr) Work() Work {
 	case WorkNone:
 		return Work{}
 	case WorkMemory:
+		if in.Info().Rule == RulePlaced {
+			return placedWork(in)
+		}
 		return memoryWork(in)
 	case WorkMatmul:
 		if in.Info().Rule == RuleGrouped {
@@ -52,6 +55,8 @@ func (in *Instr) CheckRule() error {
 		return checkRoute(in)
 	case RuleRouterLoss:
 		return checkRouterLoss(in)
+	case RulePlaced:
+		return checkPlaced(in)
 	case RuleGrouped:
 		return checkGrouped(in)
 	case RuleScan:
@@ -207,6 +212,10 @@ func (in *Instr) checkValues(run *Run, s Section, consts []int64) error {
 		return checkFirstEntry(value("first"), in.Arg("table").Rows())
 	case EmbedGrad:
 		return checkFirstEntry(value("first"), in.Arg("dtable").Rows())
+	case Route:
+		if first, n, all := value("first"), in.Arg("ends").Elements(), in.Arg("logits").Cols(); first < 0 || Plus(first, n) > all {
+			return fmt.Errorf("ends has %d experts from %d on, of %d", n, first, all)
+		}
 	}
 	return nil
 }

@@ -102,6 +102,7 @@ type interpreter struct {
 	muon    map[[4]int64]formula // by shape: the update of a matrix
 	left    map[reduction]int    // a rank that a sum leaves out
 	counted []*counted           // what the losses of routers take
+	slots   map[formula]int64    // by places: the most rows of a token among those of the experts of route
 	found   *findings
 	dropout bool // a step drops elements, so it computes another loss than a validation
 	stop    bool
@@ -154,7 +155,7 @@ func differentiates(p *Program) bool {
 
 // verifyFormulas interprets a program that trains.
 func verifyFormulas(p *Program, all *findings) {
-	x := &interpreter{p: p, nodes: map[formula]*node{}, tensors: map[formula]int32{}, bare: map[formula]uint64{}, shared: map[sharedKey]sharedAttr{}, muon: map[[4]int64]formula{}, left: map[reduction]int{}, found: all}
+	x := &interpreter{p: p, nodes: map[formula]*node{}, tensors: map[formula]int32{}, bare: map[formula]uint64{}, shared: map[sharedKey]sharedAttr{}, muon: map[[4]int64]formula{}, slots: map[formula]int64{}, left: map[reduction]int{}, found: all}
 	for _, s := range []Section{SectionStep, SectionEval} {
 		x.section = s
 		x.start()

@@ -83,6 +83,9 @@ func (c *interpreted) compute(in *Instr) {
 
 // known interprets an instruction whose operands are known, of which some may be gradients.
 func (c *interpreted) known(in *Instr, args *[maxArgs]meaning, gradients int) {
+	if in.Info().Rule == RulePlaced {
+		c.room(in, args[in.Info().operand("places")].formula)
+	}
 	switch {
 	case in.Op == Cast:
 		c.write(&in.Args[0], args[1])
@@ -208,6 +211,9 @@ func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
 		outs[j] = formula(mix(base, uint64(j)))
 	}
 	c.follows(in, before, outs, r)
+	if in.Op == Route {
+		c.place(in, outs[in.Info().operand("places")])
+	}
 	if c.nodes[outs[0]] == nil || c.nodes[outs[0]].in == nil {
 		formulas := make([]formula, len(in.Args))
 		for j := in.Info().Written(); j < len(in.Args); j++ {
@@ -235,6 +241,21 @@ func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
 			}
 		}
 		c.write(&in.Args[j], m)
+	}
+}
+
+// place records how many rows of a token the experts of route may have: each at most one. room checks that there is room for as many.
+func (c *interpreted) place(in *Instr, places formula) {
+	n := min(int64(in.Attr("top").Bits), in.Arg("ends").Elements())
+	if known, ok := c.slots[places]; ok && known != n {
+		c.wrong(nil, "ends has another number of experts than elsewhere")
+	}
+	c.slots[places] = n
+}
+
+func (c *interpreted) room(in *Instr, places formula) {
+	if rows, n := in.sorted().Rows(), in.Arg("places").Rows()*c.slots[places]; rows != n {
+		c.wrong(nil, "has %d rows in the order of experts, but tokens may have up to %d", rows, n)
 	}
 }
 

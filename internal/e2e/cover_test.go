@@ -86,7 +86,9 @@ func (r row) toCase() Case {
 			c.SPMode += "-ring"
 		}
 		if with := experts[c.Traits]; with != "" && c.Optimizer != "muon" { // which does not update experts
-			c.Traits = with
+			if c.Traits = with; sum%3 != 0 && c.SP > 1 { // the number of experts is divisible by those of ranks
+				c.ExpertParallel = "on"
+			}
 		}
 	}
 	if c.DType == "bf16" && sum%4 < 2 { // in half of the cases that round, too

@@ -103,7 +103,11 @@ var outside = []Case{
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab, Traits: models["glm"], // experts in rings of groups
 		PP: 2, SP: 4, SPMode: "megatron-ring", DP: 2, Zero: "3", N: 3, Microbatch: 1, Partition: "flops", Offload: "0.5", Recompute: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 3, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["ossmoe"],
-		PP: 2, SP: 8, SPMode: "megatron-ring", DP: 1, N: 3, Microbatch: 1, Partition: "length", Offload: "full"},
+		PP: 2, SP: 8, SPMode: "megatron-ring", ExpertParallel: "on", DP: 1, N: 3, Microbatch: 1, Partition: "length", Offload: "full"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["glm"], // different experts on each rank
+		PP: 2, SP: 4, SPMode: "ulysses", ExpertParallel: "on", DP: 2, Zero: "3", N: 3, Microbatch: 1, Partition: "flops", Offload: "0.5", Recompute: "full"},
+	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab, Traits: models["qwenmoe"],
+		PP: 1, SP: 3, SPMode: "ring", ExpertParallel: "on", DP: 1, N: 2, Microbatch: 2, Partition: "flops", Offload: "full", Recompute: "selective"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["qwenmoe"],
 		PP: 1, SP: 4, SPMode: "ulysses-ring", DP: 2, Zero: "2", N: 2, Microbatch: 1, Order: "layer", Keep: "[]", Partition: "flops", Offload: "carry", Recompute: "selective"},
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab,

@@ -37,6 +37,7 @@ var listed = []struct {
 	{"pp", []string{"1", "2", "4"}},
 	{"sp", []string{"1", "2", "4"}},
 	{"sp_mode", []string{"megatron", "ulysses", "ring"}},
+	{"expert_parallel", []string{"off", "on"}},
 	{"zero", []string{"0", "1", "2", "3"}},
 	{"offload", []string{"none", "full", "0.5", "adaptive", "carry", "memory", "auto"}},
 	{"documents", []string{"off", "on"}},
@@ -69,6 +70,9 @@ func TestFamilies(t *testing.T) {
 				for _, refused := range []string{"sp_mode = ring", "mux = left", "mux = on"} {
 					delete(c.open, refused)
 				}
+			}
+			if want.Margin == 0 { // no experts
+				delete(c.open, "expert_parallel = on")
 			}
 			schedules := 0
 			for ; len(c.open) > 0; schedules++ {

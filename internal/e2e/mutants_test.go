@@ -58,6 +58,8 @@ var programKinds = []struct {
 	{"experts", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 2, Recompute: "full", Traits: models["glm"]}},
 	{"experts, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 2, Traits: models["qwenmoe"]}},
 	{"experts with biases", Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, DP: 2, SP: 2, Zero: "3", N: 2, Traits: models["ossmoe"]}},
+	{"expert_parallel = on", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 4, ExpertParallel: "on", N: 2, Recompute: "full", Traits: models["glm"]}},
+	{"expert_parallel = on, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", ExpertParallel: "on", N: 2, Traits: models["ossmoe"]}},
 	{"linear attention", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["hybrid"]}},
 	{"linear attention, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Traits: models["hybrid"]}},
 	{"mamba2, latent experts", Case{Family: "gpt", Positions: "none", KVHeads: 2, Batch: 2, SP: 2, N: 3, Layers: 4, Recompute: "full", Traits: models["nemotron"]}},

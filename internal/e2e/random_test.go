@@ -145,6 +145,7 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 		d.model.Traits += "\n" + experts
 		d.text = strings.Replace(d.text, "  init_std", lines(experts)+"  init_std", 1)
 	}
+	d.spreadExperts(sp)
 	if sum := crc32.ChecksumIEEE([]byte("linear" + d.text)); sum%4 == 0 { // nor is this
 		d.drawLinear(rand.New(rand.NewPCG(uint64(sum), 0)), sp)
 	}
@@ -152,6 +153,18 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 		d.text = strings.Replace(d.text, "  grad_clip = 1\n", "  grad_clip = 1\n  grad_reduce = bf16\n", 1)
 	}
 	return d
+}
+
+// spreadExperts gives ranks different experts in half of the draws in which the number of experts allows it, and draws no number.
+func (d *drawn) spreadExperts(sp int) {
+	value, experts := "off", 0
+	if _, text, found := strings.Cut(d.text, "num_experts = "); found {
+		fmt.Sscan(text, &experts)
+	}
+	if experts > 0 && experts%sp == 0 && crc32.ChecksumIEEE([]byte("spread"+d.text))%2 == 0 {
+		value = "on"
+	}
+	d.schedule = append(d.schedule, request{"expert_parallel", value, value, "off"})
 }
 
 // drawLinear draws linear attention in some layers, and an output gate of attention in the others.

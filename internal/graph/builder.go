@@ -71,11 +71,13 @@ func (b *builder) param(p Param) int {
 	if p.Vector {
 		cols = 0
 	}
-	if p.Planes > 0 {
-		count /= p.Planes
+	planes := p.Planes // on this rank
+	if planes > 0 {
+		count = p.Shape[0] / planes
+		planes = p.Local[0] / count
 	}
-	w := b.value(Value{Name: p.Name, Kind: Weight, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: p.DType(b.act), Param: i})
-	b.value(Value{Name: "d" + p.Name, Kind: WeightGrad, Planes: p.Planes, Rows: rows, Count: count, Cols: cols, DType: ir.F32, Param: i})
+	w := b.value(Value{Name: p.Name, Kind: Weight, Planes: planes, Rows: rows, Count: count, Cols: cols, DType: p.DType(b.act), Param: i})
+	b.value(Value{Name: "d" + p.Name, Kind: WeightGrad, Planes: planes, Rows: rows, Count: count, Cols: cols, DType: ir.F32, Param: i})
 	return w
 }
 

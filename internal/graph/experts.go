@@ -10,8 +10,10 @@ import (
 
 // This file builds MLPs with experts. A router chooses experts for each token. The rows of tokens are copied once for each
 // choice, and those of an expert are adjacent, so every row is multiplied by its expert's matrices. There are as many rows
-// as choices, however unequally tokens choose, and no token is dropped. Rows stay on their rank: in mode megatron, the ranks
-// of a stage divide the columns of every expert, and in the other modes each rank has all experts for its own tokens.
+// as choices, however unequally tokens choose, and no token is dropped. In mode megatron, the ranks of a stage divide the columns
+// of every expert, and in the other modes each rank has all experts for its own tokens, unless Split.Spread is set: then each rank
+// has some experts, of which it computes with the rows of all ranks. It has room for all rows that may choose these, and uses as much of
+// it as tokens need.
 
 // Names of the tensors of experts begin with these prefixes.
 const (
@@ -27,6 +29,70 @@ type choice struct {
 	rows                  Rows
 	top                   int64
 	weights, places, ends int
+	slots                 int64   // the most places of a row
+	share                 float64 // of the rows in the order of experts that there are if all experts have equally many
+}
+
+// ExpertRanks returns the number of ranks that can have different experts, and expertGroup their group and the rows that they have together.
+func (s Split) ExpertRanks() int {
+	if s.HeadRanks() > 1 {
+		return s.HeadRanks()
+	}
+	return s.SP
+}
+
+func (s Split) expertGroup() (group int, rows Rows) {
+	if s.HeadRanks() == 1 {
+		return GroupSP, Full
+	}
+	return s.headGroup(), Held
+}
+
+// expertsLocal returns the number of experts of a rank.
+func (g *Model) expertsLocal() int64 {
+	if g.Spread {
+		return int64(g.Experts / g.ExpertRanks())
+	}
+	return int64(g.Experts)
+}
+
+// gatherRows gathers the rows of all ranks that have different experts, or that divide them, and scatterSums reduces results to the
+// rank's own rows.
+func (g *Model) gatherRows(b *builder, x int, name string) int {
+	if !g.Spread {
+		return g.enter(b, x, name)
+	}
+	group, rows := g.expertGroup()
+	return b.regroup(ir.AllGather, group, g.ExpertRanks(), rows, x, name)
+}
+
+func (g *Model) scatterSums(b *builder, x int, name string) int {
+	if !g.Spread {
+		return g.leave(b, x, name)
+	}
+	group, _ := g.expertGroup()
+	return b.regroup(ir.ReduceScatter, group, g.ExpertRanks(), Local, x, name)
+}
+
+// ofExperts returns a parameter with a matrix for each expert, of which ranks that do not have different experts divide columns.
+func (g *Model) ofExperts(name string, rows, cols int64, std float64) Param {
+	p := g.forExperts(name, rows, cols, ConstExpertRow)
+	p.Planes, p.Std = int64(g.Experts), std
+	return p
+}
+
+// forExperts returns a parameter with the given number of rows for each expert.
+func (g *Model) forExperts(name string, rows, cols int64, start string) Param {
+	p := Param{Name: prefixExperts + name, Shape: [2]int64{int64(g.Experts) * rows, cols}}
+	if g.Spread {
+		p.Local, p.Shard, p.Start = [2]int64{g.expertsLocal() * rows, cols}, ByRows, start
+		if g.HeadRanks() > 1 {
+			p = g.onRing(p)
+		}
+		return p
+	}
+	p.Local, p.Shard, p.Start = [2]int64{p.Shape[0], g.ffnLocal(int(cols))}, ByCols, g.ffnConst(int(cols))
+	return g.divided(p)
 }
 
 // experts appends an MLP with experts.
@@ -34,45 +100,51 @@ func (g *Model) experts(b *builder, x int) int {
 	e, h, f := int64(b.role.form.Experts), g.rowWidth(), int64(b.role.form.FFN)
 	logits := g.logits(b, "router", x, e, g.bias(b, lang.BiasRouter, g.replicated("router.b", e, 0)))
 	in := x
-	if g.LatentSize == 0 || g.SharedFFN > 0 {
-		in = g.enter(b, x, "ln2.gathered")
+	if g.LatentSize == 0 || g.SharedFFN > 0 && !g.Replicates() {
+		in = g.gatherRows(b, x, "ln2.gathered")
 	}
 	correction := g.correction(b, e)
-	gathered := g.enter(b, logits, "router.gathered")
+	gathered := g.gatherRows(b, logits, "router.gathered")
 	g.routerLoss(b, logits, gathered, e)
-	to := g.route(b, "route", gathered, correction, e, int64(g.TopExperts), g.routing())
+	to := g.route(b, "route", gathered, correction, e, int64(g.TopExperts), g.expertsLocal(), g.routing())
 	own := in
 	if g.LatentSize > 0 {
-		own = g.enter(b, g.latent(b, "in", x, int64(g.Hidden), h, g.InitStd), "latent.gathered")
+		own = g.gatherRows(b, g.latent(b, "in", x, int64(g.Hidden), h, g.InitStd), "latent.gathered")
 	}
-	rows := b.activation("experts.in", to.rows, to.top*h)
+	rows := b.activation("experts.in", to.rows, to.slots*h)
 	b.node(ir.Permute, to.attrs(), to.by(rows), all(own), all(to.places))
-	fl, first := g.ffnLocal(int(f)), g.ffnConst(int(f))
-	act := g.widen(b, prefixExperts, to.rows, to.top, func(name, weight, bias string) int {
-		p := g.perExpert(g.columns(prefixExperts+weight, e*h, f, fl, first), e)
-		y, w := b.activation(name, to.rows, to.top*p.Local[1]), b.param(p)
-		biases := g.columns(prefixExperts+bias, e, f, fl, first)
-		biases.Std = 0
-		b.node(ir.MatmulGrouped, nil, to.by(y), to.by(rows), all(to.ends), all(w), g.bias(b, lang.BiasExperts, biases))
+	act := g.widen(b, prefixExperts, to.rows, to.slots, func(name, weight, bias string) int {
+		p := g.ofExperts(weight, h, f, g.InitStd)
+		y, w := b.activation(name, to.rows, to.slots*p.Local[1]), b.param(p)
+		b.node(ir.MatmulGrouped, to.loads(), to.by(y), to.by(rows), all(to.ends), all(w), g.bias(b, lang.BiasExperts, g.forExperts(bias, 1, f, ConstExpert)))
 		return y
 	})
-	// The last matrices are stored transposed, so that ranks divide columns, as they do in the others.
-	down := g.perExpert(g.columns(prefixExperts+g.downName(), e*h, f, fl, first), e)
-	down.Std = g.InitStd / math.Sqrt(2*float64(g.Layers))
-	out := b.activation("experts.out", to.rows, to.top*h)
-	b.node(ir.MatmulGrouped, []Attr{truth("trans_b")}, to.by(out), to.by(act), all(to.ends), all(b.param(down)))
+	// The last matrices are stored transposed, so that ranks that divide columns do so as in the others.
+	down := g.ofExperts(g.downName(), h, f, g.InitStd/math.Sqrt(2*float64(g.Layers)))
+	out := b.activation("experts.out", to.rows, to.slots*h)
+	b.node(ir.MatmulGrouped, append(to.loads(), truth("trans_b")), to.by(out), to.by(act), all(to.ends), all(b.param(down)))
 	y := g.unpermute(b, "experts.sum", to, out, h)
+	if g.Replicates() { // ranks have the whole shared expert, and their own rows for it
+		in = x
+	}
 	if g.LatentSize > 0 {
-		y = g.latent(b, "out", g.leave(b, y, "latent.sum"), h, int64(g.Hidden), down.Std)
+		y = g.latent(b, "out", g.scatterSums(b, y, "latent.sum"), h, int64(g.Hidden), down.Std)
 		if g.SharedFFN > 0 {
 			y = g.sum(b, "experts.shared", y, g.leave(b, g.shared(b, x, in), "shared.sum"))
 		}
 		return y
 	}
+	early := g.Spread && g.Replicates()
+	if early {
+		y = g.scatterSums(b, y, "mlp.sum")
+	}
 	if g.SharedFFN > 0 {
 		y = g.sum(b, "experts.shared", y, g.shared(b, x, in))
 	}
-	if y = g.leave(b, y, "mlp.sum"); g.HasBias(lang.BiasExperts) {
+	if !early {
+		y = g.scatterSums(b, y, "mlp.sum")
+	}
+	if g.HasBias(lang.BiasExperts) {
 		y = g.sum(b, "mlp.biased", y, g.downBiases(b, logits, correction, to))
 	}
 	return y
@@ -90,12 +162,6 @@ func (g *Model) rowWidth() int64 {
 func (g *Model) latent(b *builder, name string, x int, in, out int64, std float64) int {
 	w := g.reduced(Param{Name: "latent.w_" + name, Shape: [2]int64{in, out}, Local: [2]int64{in, out}, Std: std})
 	return g.linear(b, "latent."+name, Local, x, w, Arg{Value: Missing})
-}
-
-// perExpert returns a parameter whose rows are those of a matrix for each expert.
-func (g *Model) perExpert(p Param, experts int64) Param {
-	p.Planes = experts
-	return p
 }
 
 // logits appends the logits of a router for the rank's own rows, in f32.
@@ -154,8 +220,8 @@ func (g *Model) routerLoss(b *builder, logits, gathered int, experts int64) {
 	if balance > 0 {
 		l.counts = b.value(Value{Name: "router.counts", Kind: Tally, Rows: PerSequence, Cols: experts, DType: ir.F32})
 		b.node(ir.ExpertCounts, []Attr{integer("top", int64(g.TopExperts)), from("batch", FromBatch), from("accumulate", NotFirst)}, all(l.counts), all(gathered))
-		if !g.Replicates() {
-			l.of, l.members = GroupRing, g.rings()
+		if g.Spread || !g.Replicates() {
+			l.of, l.members = GroupRing, g.SP/g.ExpertRanks()
 		}
 	}
 	b.losses[logits] = l
@@ -180,24 +246,35 @@ func (b *builder) penalize(logits int) {
 	b.contribute(logits, all(d))
 }
 
-// route appends the choice of experts for the rows of logits.
-func (g *Model) route(b *builder, name string, logits int, correction Arg, experts, top int64, attrs []Attr) choice {
-	rows := b.Values[logits].Rows
+// route appends the choice of experts for the rows of logits. The rank has all of them, or as many as own.
+func (g *Model) route(b *builder, name string, logits int, correction Arg, experts, top, own int64, attrs []Attr) choice {
+	rows, slots := b.Values[logits].Rows, min(top, own)
+	if own < experts {
+		attrs = append(attrs, constant("first", ConstExpert))
+	}
 	to := choice{
-		rows: rows, top: top,
+		rows: rows, top: top, slots: slots, share: float64(top*own) / float64(experts*slots),
 		weights: b.value(Value{Name: name + ".weights", Rows: rows, Cols: top, DType: ir.F32}),
 		places:  b.value(Value{Name: name + ".places", Rows: rows, Cols: top, DType: ir.I32}),
-		ends:    b.value(Value{Name: name + ".ends", Rows: Fixed, Count: experts, DType: ir.I32}),
+		ends:    b.value(Value{Name: name + ".ends", Rows: Fixed, Count: own, DType: ir.I32}),
 	}
 	chosen := b.value(Value{Name: name + ".experts", Rows: rows, Cols: top, DType: ir.I32})
-	b.node(ir.Route, append(attrs, to.attrs()...), all(to.weights), all(chosen), all(to.places), all(to.ends), all(logits), correction)
+	b.node(ir.Route, append(attrs, integer("top", top)), all(to.weights), all(chosen), all(to.places), all(to.ends), all(logits), correction)
 	return to
 }
 
-func (c *choice) attrs() []Attr { return []Attr{integer("top", c.top)} }
+// attrs returns the attributes of instructions that put rows into the order of experts, or back, and loads those of products.
+func (c *choice) attrs() []Attr { return append(c.loads(), integer("top", c.top)) }
 
-// by returns an operand with a row for each choice.
-func (c *choice) by(v int) Arg { return by(c.top, all(v)) }
+func (c *choice) loads() (attrs []Attr) {
+	if c.share < 1 {
+		attrs = append(attrs, float("share", c.share))
+	}
+	return attrs
+}
+
+// by returns an operand with a row for each slot.
+func (c *choice) by(v int) Arg { return by(c.slots, all(v)) }
 
 // unpermute appends the sums of the rows of each token, times their weights.
 func (g *Model) unpermute(b *builder, name string, to choice, x int, cols int64) int {
@@ -219,7 +296,7 @@ func (g *Model) shared(b *builder, x, in int) int {
 		return y
 	}
 	logits := g.enter(b, g.logits(b, "shared.router", x, 1, Arg{Value: Missing}), "shared.router.gathered")
-	to := g.route(b, "shared.route", logits, Arg{Value: Missing}, 1, 1, []Attr{integer("scores", ir.ScoresSigmoid)})
+	to := g.route(b, "shared.route", logits, Arg{Value: Missing}, 1, 1, 1, []Attr{integer("scores", ir.ScoresSigmoid)})
 	return g.unpermute(b, "shared.out", to, y, int64(g.Hidden))
 }
 
@@ -228,7 +305,7 @@ func (g *Model) shared(b *builder, x, in int) int {
 func (g *Model) downBiases(b *builder, logits int, correction Arg, to choice) int {
 	e, h := int64(b.role.form.Experts), int64(g.Hidden)
 	if to.rows != Local {
-		to = g.route(b, "route.own", logits, correction, e, to.top, g.routing())
+		to = g.route(b, "route.own", logits, correction, e, to.top, e, g.routing())
 	}
 	ones, rows := b.activation("experts.ones", Local, to.top), b.activation("experts.biases", Local, to.top*h)
 	name := "b_down"
@@ -272,13 +349,13 @@ func unpermuteGradient(b *builder, n Node) {
 // groupedGradient is the rule for y = x w + bias, where w has a matrix for each expert, stored transposed or not.
 func groupedGradient(b *builder, n Node) {
 	x, ends, w, bias, transposed := n.Args[1], b.need(n.Args[2].Value), n.Args[3].Value, n.Args[4].Value, n.Attrs[attrIndex(n.Op, "trans_b")]
-	dy, dx, dbias := b.grad(n.Args[0]), b.newGrad(x.Value), Arg{Value: Missing}
+	dy, dx, dbias, share := b.grad(n.Args[0]), b.newGrad(x.Value), Arg{Value: Missing}, n.Attrs[attrIndex(n.Op, "share")]
 	if bias != Missing {
 		dbias = all(b.weightGrad(bias))
 	}
 	back := transposed
 	back.Value = ir.Bool(transposed.Value.Bits == 0)
-	b.node(ir.MatmulGrouped, []Attr{back}, by(x.Heads, all(dx)), dy, ends, all(w))
+	b.node(ir.MatmulGrouped, []Attr{back, share}, by(x.Heads, all(dx)), dy, ends, all(w))
 	b.contribute(x.Value, all(dx))
-	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, from("accumulate", NotFirst), from("accumulate_bias", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
+	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, share, from("accumulate", NotFirst), from("accumulate_bias", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
 }

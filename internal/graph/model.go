@@ -35,6 +35,8 @@ const (
 	ConstKV          = "kv_first"       // first column of its key and value heads
 	ConstKVOwner     = "kv_owner"       // 1 on the first rank that holds these heads
 	ConstFFN         = "ffn_first"      // first column of its part of the MLP
+	ConstExpert      = "expert_first"   // its first expert, if ranks have different ones
+	ConstExpertRow   = "expert_row"     // the first row of its matrices of experts, which are one below the other
 	ConstVocab       = "vocab_first"    // first entry of its part of the vocabulary
 	ConstVocabValid  = "vocab_valid"    // its vocabulary entries that are not padding
 	ConstOwner       = "sp_owner"       // 1 on the first rank of the group
@@ -53,6 +55,7 @@ var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVo
 type Split struct {
 	SP     int
 	Mode   string // one of the modes; empty means ModeMegatron
+	Spread bool   // ranks that divide heads, or those of a ring if none do, have different experts; otherwise, each has all or a part of all
 	Ring   int    // if it is more than 1, as many groups of adjacent ranks form a ring, and the ranks of a group divide heads as in Mode
 	Whole  bool   // the sequence is undivided: no later subsequence reads its K and V
 	Stream Stream
@@ -190,6 +193,10 @@ func (g *Model) SPConst(name string, k int) int64 {
 		return truthValue(part%g.KVCopies() == 0 && member == 0)
 	case ConstFFN:
 		return int64(part) * g.ffnLocal(g.FFN)
+	case ConstExpert:
+		return int64(k%g.ExpertRanks()) * g.expertsLocal()
+	case ConstExpertRow:
+		return g.SPConst(ConstExpert, k) * g.rowWidth()
 	case ConstVocab:
 		return int64(k) * g.vocabLocal()
 	case ConstVocabValid:

@@ -63,6 +63,9 @@ func (g *Model) MemberConsts() (names []string) {
 	if g.AttnSinks && g.HeadRanks() > 1 {
 		names = append(names, ConstHead)
 	}
+	if g.Spread {
+		names = append(names, ConstExpert, ConstExpertRow)
+	}
 	if g.LinearKeyHeads > 0 {
 		names = append(names, ConstLinearKeys, ConstLinearValues, ConstLinearHead)
 	}

@@ -300,6 +300,9 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	r := in.st.g.r
 	switch a.Kind {
 	case ir.KindFactor:
+		if a.Name == "share" { // at most 1
+			return ir.Float(float64(r.IntN(3)) / 2)
+		}
 		return ir.Float([]float64{0, 0, 1, 1e-5, 30, math.Abs(r.NormFloat64())}[r.IntN(6)])
 	case ir.KindFloat:
 		if a.Name == "rate" { // at least 0 and below 1
@@ -360,6 +363,12 @@ func (in *instance) name(s string) int64 {
 		in.named[s] = int64(1 + in.st.g.r.IntN(4))
 		if s == "e" { // experts
 			in.named[s] += in.named["top"]
+		}
+		if s == "l" { // some of the experts
+			in.named[s] = int64(1 + in.st.g.r.IntN(int(in.name("e"))))
+		}
+		if s == "n" && in.row.Rule == ir.RulePlaced { // room for some rows of each token
+			in.named[s] = in.name("r") * int64(1+in.st.g.r.IntN(int(in.named["top"])))
 		}
 		if s == "keys" {
 			in.named[s] = int64(1 + in.st.g.r.IntN(int(in.named["prefix"]+in.name("n"))))

@@ -5,24 +5,26 @@ import "slices"
 // This file has the rules of MLPs with experts. A choice of experts puts rows into another order, which depends on the data, and thus
 // also on which rows a rank has. Rectangles in that order have the number of an order, which stands for the rows that were put into it.
 
-// order is what rows have been put into the order of experts.
+// order is what rows have been put into the order of experts. A rank may have only some of the experts; the sum over the experts of a
+// token is then incomplete.
 type order struct {
 	number       int64
 	rows         []rectangle // in the order of tokens, with all columns
 	experts, top int64
+	own          interval // the experts of the rank
 }
 
 // same reports whether the order is that of the rows themselves.
 func (o *order) same() bool { return o.experts == 1 && o.top == 1 }
 
-// rectangles returns the rows, each as often as it was chosen, with some columns.
+// rectangles returns the rows, each as often as the rank's experts may choose it, with some columns.
 func (o *order) rectangles(cols interval) []rectangle {
 	if o.same() {
 		return o.tokens(cols)
 	}
 	n := int64(0)
 	for _, r := range o.rows {
-		n += r.count() * o.top
+		n += r.count() * min(o.top, o.own.size())
 	}
 	r := matrix(interval{0, n}, cols)
 	r.order = o.number
@@ -51,10 +53,29 @@ func rowsIn(list []piece) (rows []rectangle) {
 	return rows
 }
 
+// some returns which of the experts the rank has, or nil if it has all of them.
+func (o *order) some() *share {
+	if o.own.size() == o.experts {
+		return nil
+	}
+	return &share{[]interval{o.own}, o.experts}
+}
+
+// summed returns what a sum over the experts of a token lacks if an operand lacks something: only one of the two may.
+func (c *call) summed(o *order, operand *share) *share {
+	if operand == nil {
+		return o.some()
+	}
+	if o.some() != nil {
+		c.refuse("adds up incomplete sums of only some experts")
+	}
+	return operand
+}
+
 // newOrder returns the order into which a choice of experts puts the rows of a list.
-func (c *call) newOrder(list []piece, experts, top int64) *order {
-	o := &order{rows: rowsIn(list), experts: experts, top: top}
-	k := newKey("order").int(experts).int(top)
+func (c *call) newOrder(list []piece, experts, top int64, own interval) *order {
+	o := &order{rows: rowsIn(list), experts: experts, top: top, own: own}
+	k := newKey("order").int(experts).int(top).int(own.lo).int(own.hi)
 	for _, r := range o.rows {
 		k = k.int(r.sequence).int(r.batch).int(r.first).int(r.n)
 	}
@@ -89,7 +110,7 @@ func (c *call) chosen(name string) (*order, value) {
 }
 
 func ends(o *order) rectangle {
-	r := matrix(interval{0, o.experts}, full)
+	r := matrix(o.own, full)
 	r.order = o.number
 	return r
 }
@@ -177,7 +198,8 @@ func route(c *call) {
 	if experts.lo != 0 {
 		c.refuse("has the logits of only some experts")
 	}
-	o := c.newOrder(list, experts.hi, c.int("top"))
+	first := c.int("first")
+	o := c.newOrder(list, experts.hi, c.int("top"), interval{first, first + c.in.Arg("ends").Elements()})
 	operands := []value{c.all("logits", list, o.tokens).value}
 	if c.has("correction") {
 		p := c.only("correction")
@@ -258,13 +280,13 @@ func permute(c *call) {
 func permuteGrad(c *call) {
 	o, places := c.chosen("places")
 	dy := c.all("dy", c.linear("dy"), o.rectangles)
-	c.write("dx", c.spreadLinear(o.tokens(dy.cols), permuteGradKey(o.top), dy.some, dy.value, places))
+	c.write("dx", c.spreadLinear(o.tokens(dy.cols), permuteGradKey(o.top), c.summed(o, dy.some), dy.value, places))
 }
 
 func unpermute(c *call) {
 	o, places := c.chosen("places")
 	x, weights := c.all("x", c.linear("x"), o.rectangles), c.all("weights", c.operand("weights"), o.tokens)
-	c.write("y", c.spreadLinear(o.tokens(x.cols), unpermuteKey(o.top), x.some, x.value, places, weights.value))
+	c.write("y", c.spreadLinear(o.tokens(x.cols), unpermuteKey(o.top), c.summed(o, x.some), x.value, places, weights.value))
 }
 
 func unpermuteGrad(c *call) {
@@ -275,7 +297,7 @@ func unpermuteGrad(c *call) {
 		c.refuse("multiplies columns %v by columns %v", x.cols, dy.cols)
 	}
 	c.write("dx", c.spreadLinear(o.rectangles(dy.cols), unpermuteRowsKey(o.top), nil, dy.value, places, weights.value))
-	c.write("dweights", c.spreadLinear(o.tokens(interval{0, o.top}), weightsGradKey(o.top), x.some, x.value, dy.value, places))
+	c.write("dweights", c.spreadLinear(o.tokens(interval{0, o.top}), weightsGradKey(o.top), c.summed(o, x.some), x.value, dy.value, places))
 }
 
 func groupedKey(name string, transposed bool) key {
@@ -296,9 +318,9 @@ func (c *call) sorted(name string, o *order) rowsOfValue {
 func matmulGrouped(c *call) {
 	o, ends := c.chosen("ends")
 	a, b := c.sorted("a", o), c.only("b")
-	each := b.n / o.experts
-	if b.first != 0 || b.n%o.experts != 0 {
-		c.refuse("b has the matrices of only some experts: %s", c.ref.describe(&b))
+	each := b.n / o.own.size()
+	if b.n%o.own.size() != 0 || b.first != each*o.own.lo {
+		c.refuse("b does not have the matrices of experts %d to %d: %s", o.own.lo, o.own.hi-1, c.ref.describe(&b))
 	}
 	inner, outer := interval{0, each}, b.cols
 	if c.bool("trans_b") {
@@ -323,7 +345,7 @@ func matmulGrouped(c *call) {
 
 func (c *call) groupedBias(y *content, o *order, r rectangle, ends value) *content {
 	bias := c.only("bias")
-	if bias.rows() != (interval{0, o.experts}) || bias.cols != r.cols {
+	if bias.rows() != o.own || bias.cols != r.cols {
 		c.refuse("adds %s to columns %d to %d", c.ref.describe(&bias), r.cols.lo, r.cols.hi-1)
 	}
 	sum, why := y.plus(c.make(newKey("grouped_bias"), nil, r, bias.value, ends), r)
@@ -360,8 +382,8 @@ func matmulGroupedWeightGrad(c *call) {
 		}
 		c.write(operand, made(nil, into, total))
 	}
-	sum("db", matrix(interval{0, inner.hi * o.experts}, outer), groupedKey("grouped_outer", c.bool("trans_b")), some, a.value, dy.value, ends)
+	sum("db", matrix(interval{inner.hi * o.own.lo, inner.hi * o.own.hi}, outer), groupedKey("grouped_outer", c.bool("trans_b")), some, a.value, dy.value, ends)
 	if c.has("dbias") {
-		sum("dbias", matrix(interval{0, o.experts}, dy.cols), newKey("grouped_bias_grad"), dy.some, dy.value, ends)
+		sum("dbias", matrix(o.own, dy.cols), newKey("grouped_bias_grad"), dy.some, dy.value, ends)
 	}
 }

@@ -7,6 +7,8 @@
 static const int MAX_EXPERTS = 512, MAX_GROUPS = 32;
 // Kinds of scores, as in the opcode.
 static const i64 SOFTMAX = 0, SIGMOID = 1;
+// The place of a choice of an expert of another rank.
+static const i64 NO_PLACE = -1;
 
 // Router computes the scores of a row's experts.
 template <class T> struct Router {
@@ -94,12 +96,12 @@ DEV void route(float *weights, int *chosen, const T *logits, const float *correc
     weights[row * top + lane] = (renormalize ? s / sum : s) * (float)scale;
 }
 
-// count_experts counts the choices of each expert in a chunk; a thread counts those of an expert.
-KERNEL(count_experts, (i64 * counts, const int *chosen, i64 n, i64 chunk, i64 experts)) {
+// count_experts counts the choices of each expert in a chunk; a thread counts those of an expert. Experts are those from lowest on.
+KERNEL(count_experts, (i64 * counts, const int *chosen, i64 n, i64 chunk, i64 experts, i64 lowest)) {
     const i64 first = blockIdx.x * chunk, end = min(first + chunk, n);
     for (i64 e = threadIdx.x; e < experts; e += blockDim.x) {
         i64 count = 0;
-        for (i64 i = first; i < end; i++) count += chosen[i] == e;
+        for (i64 i = first; i < end; i++) count += chosen[i] == lowest + e;
         counts[blockIdx.x * experts + e] = count;
     }
 }
@@ -125,13 +127,15 @@ KERNEL(expert_ends, (int *ends, i64 *counts, i64 chunks, i64 experts)) {
     }
 }
 
-// place_rows gives the choices of each expert their places, in order.
-KERNEL(place_rows, (int *places, const i64 *firsts, const int *chosen, i64 n, i64 chunk, i64 experts)) {
+// place_rows gives the choices of each expert their places, in order, and all other choices none.
+KERNEL(place_rows, (int *places, const i64 *firsts, const int *chosen, i64 n, i64 chunk, i64 experts, i64 lowest)) {
     const i64 first = blockIdx.x * chunk, end = min(first + chunk, n);
+    for (i64 i = first + threadIdx.x; i < end; i += blockDim.x)
+        if (chosen[i] < lowest || chosen[i] >= lowest + experts) places[i] = -1;
     for (i64 e = threadIdx.x; e < experts; e += blockDim.x) {
         i64 next = firsts[blockIdx.x * experts + e];
         for (i64 i = first; i < end; i++)
-            if (chosen[i] == e) places[i] = (int)next++;
+            if (chosen[i] == lowest + e) places[i] = (int)next++;
     }
 }
 
@@ -195,38 +199,40 @@ DEV void router_loss_grad(D *dlogits, const T *logits, const float *counts, i64 
     }
 }
 
-// permute copies rows to their places, times their weights if there are any.
-template <class T> DEV void permute(T *y, const T *x, const int *places, const float *weights, i64 n, i64 top, i64 cols) {
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n * cols; i += (i64)gridDim.x * blockDim.x) {
+// permute copies rows to their places, times their weights if there are any. y has n rows.
+template <class T> DEV void permute(T *y, const T *x, const int *places, const float *weights, i64 choices, i64 top, i64 cols, i64 n) {
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < choices * cols; i += (i64)gridDim.x * blockDim.x) {
         const i64 k = i / cols, c = i % cols, at = places[k];
+        if (at == NO_PLACE) continue;
         const float from = as_float(x[k / top * cols + c]);
         if (at < 0 || at >= n) store(y + c, __int_as_float(0x7fffffff));
         else store(y + at * cols + c, weights ? from * weights[k] : from);
     }
 }
 
-// unpermute adds up the rows at a token's places, times their weights if there are any.
-template <class T> DEV void unpermute(T *y, const T *x, const int *places, const float *weights, i64 rows, i64 top, i64 cols) {
+// unpermute adds up the rows at a token's places, times their weights if there are any. x has n rows.
+template <class T> DEV void unpermute(T *y, const T *x, const int *places, const float *weights, i64 rows, i64 top, i64 cols, i64 n) {
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += (i64)gridDim.x * blockDim.x) {
         const i64 row = i / cols, c = i % cols;
         float sum = 0;
         for (i64 k = row * top; k < (row + 1) * top; k++) {
             const i64 at = places[k];
-            const float from = at < 0 || at >= rows * top ? __int_as_float(0x7fffffff) : as_float(x[at * cols + c]);
+            if (at == NO_PLACE) continue;
+            const float from = at < 0 || at >= n ? __int_as_float(0x7fffffff) : as_float(x[at * cols + c]);
             sum += weights ? from * weights[k] : from;
         }
         store(y + i, sum);
     }
 }
 
-// weight_grads computes the gradients of the weights of unpermute; a warp computes one.
-template <class T> DEV void weight_grads(float *dweights, const T *dy, const T *x, const int *places, i64 n, i64 top, i64 cols) {
-    const i64 k = (i64)blockIdx.x * 8 + (threadIdx.x >> 5), safe = min(k, n - 1), at = places[safe];
+// weight_grads computes the gradients of the weights of unpermute; a warp computes one. x has n rows.
+template <class T> DEV void weight_grads(float *dweights, const T *dy, const T *x, const int *places, i64 choices, i64 top, i64 cols, i64 n) {
+    const i64 k = (i64)blockIdx.x * 8 + (threadIdx.x >> 5), safe = min(k, choices - 1), at = places[safe];
     const bool outside = at < 0 || at >= n;
-    float sum = outside ? __int_as_float(0x7fffffff) : 0.0f;
+    float sum = outside && at != NO_PLACE ? __int_as_float(0x7fffffff) : 0.0f;
     for (i64 c = threadIdx.x & 31; c < cols && !outside; c += 32) sum += as_float(dy[safe / top * cols + c]) * as_float(x[at * cols + c]);
     sum = warp_sum(sum);
-    if (k < n && (threadIdx.x & 31) == 0) dweights[k] = sum;
+    if (k < choices && (threadIdx.x & 31) == 0) dweights[k] = sum;
 }
 
 // grouped_bias_grad adds up the rows of each expert.
@@ -244,14 +250,15 @@ template <class T> DEV void grouped_bias_grad(float *dbias, const T *dy, const i
                        i64 scores, i64 renormalize, double eps, double scale, i64 groups, i64 top_groups)) {                   \
         route(weights, chosen, logits, correction, rows, experts, top, scores, renormalize, eps, scale, groups, top_groups);   \
     }                                                                                                                          \
-    KERNEL(permute_##S, (T * y, const T *x, const int *places, const float *weights, i64 n, i64 top, i64 cols)) {              \
-        permute(y, x, places, weights, n, top, cols);                                                                          \
+    KERNEL(permute_##S, (T * y, const T *x, const int *places, const float *weights, i64 choices, i64 top, i64 cols, i64 n)) { \
+        permute(y, x, places, weights, choices, top, cols, n);                                                                 \
     }                                                                                                                          \
-    KERNEL(unpermute_##S, (T * y, const T *x, const int *places, const float *weights, i64 rows, i64 top, i64 cols)) {         \
-        unpermute(y, x, places, weights, rows, top, cols);                                                                     \
+    KERNEL(unpermute_##S, (T * y, const T *x, const int *places, const float *weights, i64 rows, i64 top, i64 cols, i64 n)) {  \
+        unpermute(y, x, places, weights, rows, top, cols, n);                                                                  \
     }                                                                                                                          \
-    KERNEL(weight_grads_##S, (float *dweights, const T *dy, const T *x, const int *places, i64 n, i64 top, i64 cols)) {        \
-        weight_grads(dweights, dy, x, places, n, top, cols);                                                                   \
+    KERNEL(weight_grads_##S, (float *dweights, const T *dy, const T *x, const int *places, i64 choices, i64 top, i64 cols,     \
+                              i64 n)) {                                                                                        \
+        weight_grads(dweights, dy, x, places, choices, top, cols, n);                                                          \
     }                                                                                                                          \
     KERNEL(grouped_bias_grad_##S, (float *dbias, const T *dy, const int *ends, i64 n, i64 cols, i64 accumulate)) {             \
         grouped_bias_grad(dbias, dy, ends, n, cols, accumulate);                                                               \

@@ -132,7 +132,7 @@ DEV void matmul_tensor(i64 block, C *c, const bf16 *a, const bf16 *b, const bf16
 FOR_TYPES(MATMUL)
 
 // Grouped products: rows in the order of experts, and a matrix for each expert. A block finds its expert from ends, which it
-// bounds, so that it accesses nothing outside the operands whatever they hold. If they do not divide all rows, c[0] is NaN.
+// bounds, so that it accesses nothing outside the operands whatever they hold. If they do not divide rows, c[0] is NaN.
 struct Group {
     i64 first, rows;
     METHOD Group(const int *ends, i64 e, i64 n) {
@@ -156,8 +156,8 @@ DEV void matmul_grouped(C *c, const T *a, const T *b, const T *bias, const int *
         }
         block -= blocks;
     }
-    bool wrong = ends[experts - 1] != n;
-    for (i64 e = 1; e < experts; e++) wrong = wrong || ends[e] < ends[e - 1];
+    bool wrong = ends[experts - 1] > n;
+    for (i64 e = 0; e < experts; e++) wrong = wrong || ends[e] < (e > 0 ? ends[e - 1] : 0);
     if (wrong && threadIdx.x == 0) store(c, __int_as_float(0x7fffffff));
 }
 

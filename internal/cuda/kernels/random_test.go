@@ -191,8 +191,14 @@ func (d *draw) number(name string) int64 {
 	v, ok := d.fixed[name]
 	if !ok {
 		v = 1 + d.rng.Int64N(d.fixed[""])
-		if name == "e" { // experts
+		switch {
+		case name == "e": // experts
 			v += d.names["top"]
+		case name == "l": // some of them
+			v = 1 + d.rng.Int64N(d.number("e"))
+			d.names["first"] = d.rng.Int64N(d.number("e") - v + 1)
+		case name == "n" && d.info.Rule == ir.RulePlaced: // room for some rows of each token
+			v = d.number("r") * (1 + d.rng.Int64N(d.names["top"]))
 		}
 	}
 	d.names[name] = v
@@ -232,6 +238,9 @@ func (d *draw) attributes() {
 		d.names["keys"] = d.fixed["keys"]
 	} else if d.rng.IntN(2) == 0 {
 		d.names["keys"] = 1 + d.rng.Int64N(d.names["keys"])
+	}
+	if d.in.Op == ir.Route {
+		d.number("l")
 	}
 	d.window()
 	if _, ok := d.names["valid"]; ok {
@@ -453,8 +462,16 @@ func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 func drawExperts(rng *rand.Rand, in *ir.Instr, name string, out []int32) {
 	switch name {
 	case "places":
-		for i, at := range rng.Perm(len(out)) {
-			out[i] = int32(at)
+		sorted := 1 // the operand in the order of experts
+		if in.Op == ir.Permute || in.Op == ir.UnpermuteGrad {
+			sorted = 0
+		}
+		rows, choices := rng.Perm(int(in.Args[sorted].Rows())), rng.Perm(len(out))
+		for i := range out {
+			out[i] = -1
+		}
+		for k, at := range rows {
+			out[choices[k]] = int32(at)
 		}
 	case "ends":
 		rows := int32(in.Args[in.Info().Written()].Rows())
@@ -462,7 +479,6 @@ func drawExperts(rng *rand.Rand, in *ir.Instr, name string, out []int32) {
 			out[e] = rng.Int32N(rows + 1)
 		}
 		slices.Sort(out)
-		out[len(out)-1] = rows
 	default:
 		top := int(in.Attr("top").Int(nil))
 		for i := range out {

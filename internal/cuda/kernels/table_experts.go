@@ -32,13 +32,13 @@ func route(b *binder) {
 	}
 	args := append([]any{"weights", "experts", "logits", "correction"}, b.routing(r, experts)...)
 	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), append(args, b.int("groups"), b.int("top_groups"))...)
-	n := b.elements("experts")
+	n, own, first := b.elements("experts"), b.elements("ends"), b.int("first")
 	chunk := max(256, ceil(n, 512))
 	chunks := ceil(n, chunk)
-	counts := b.reserve(8 * chunks * experts)
-	b.launch("count_experts", rows(chunks), counts, "experts", n, chunk, experts)
-	b.launch("expert_ends", rows(1), "ends", counts, chunks, experts)
-	b.launch("place_rows", rows(chunks), "places", counts, "experts", n, chunk, experts)
+	counts := b.reserve(8 * chunks * own)
+	b.launch("count_experts", rows(chunks), counts, "experts", n, chunk, own, first)
+	b.launch("expert_ends", rows(1), "ends", counts, chunks, own)
+	b.launch("place_rows", rows(chunks), "places", counts, "experts", n, chunk, own, first)
 }
 
 func routeGrad(b *binder) {
@@ -74,17 +74,20 @@ func unpermuteRows(b *binder) { b.unpermute("y", "x", "weights") }
 func unpermuteGrad(b *binder) {
 	b.permute("dx", "dy", "weights")
 	n, cols := b.shape("dx")
-	b.launch("weight_grads_"+b.types("dy"), rows(ceil(n, 8)), "dweights", "dy", "x", "places", n, b.int("top"), cols)
+	choices := b.elements("places")
+	b.launch("weight_grads_"+b.types("dy"), rows(ceil(choices, 8)), "dweights", "dy", "x", "places", choices, b.int("top"), cols, n)
 }
 
 func (b *binder) permute(to, from string, weights any) {
 	n, cols := b.shape(to)
-	b.launch("permute_"+b.types(to), spread(n*cols, 8), to, from, "places", weights, n, b.int("top"), cols)
+	choices := b.elements("places")
+	b.launch("permute_"+b.types(to), spread(choices*cols, 8), to, from, "places", weights, choices, b.int("top"), cols, n)
 }
 
 func (b *binder) unpermute(to, from string, weights any) {
 	r, cols := b.shape(to)
-	b.launch("unpermute_"+b.types(to), spread(r*cols, 8), to, from, "places", weights, r, b.int("top"), cols)
+	n, _ := b.shape(from)
+	b.launch("unpermute_"+b.types(to), spread(r*cols, 8), to, from, "places", weights, r, b.int("top"), cols, n)
 }
 
 // side is the side of a tile of a product with operands of a type.

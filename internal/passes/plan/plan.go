@@ -118,10 +118,11 @@ type Parallel struct {
 	DP               int    `json:"dp"`
 	PP               int    `json:"pp"`
 	SP               int    `json:"sp"`
-	SPMode           string `json:"sp_mode"`           // how the ranks of a stage share a layer: megatron, ulysses or ring
-	Ring             int    `json:"ring,omitempty"`    // if it is not 0, as many groups of SP / Ring adjacent ranks form a ring; those of a group share heads as in SPMode
-	Zero             int    `json:"zero"`              // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
-	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices is stored between updates: "host", or "none" for the device
+	SPMode           string `json:"sp_mode"`                   // how the ranks of a stage share a layer: megatron, ulysses or ring
+	Ring             int    `json:"ring,omitempty"`            // if it is not 0, as many groups of SP / Ring adjacent ranks form a ring; those of a group share heads as in SPMode
+	ExpertParallel   bool   `json:"expert_parallel,omitempty"` // the ranks that divide heads, or those of a ring if none do, have different experts
+	Zero             int    `json:"zero"`                      // what ranks with the same matrix divide: 1: its optimizer state, 2: also its gradient, 3: also its weights
+	OptimizerOffload string `json:"optimizer_offload"`         // where the optimizer state of matrices is stored between updates: "host", or "none" for the device
 	VirtualStages    int    `json:"virtual_stages"`
 	Order            string `json:"order"`        // order inside a stage: "sequence", or "layer" (for a single pipeline stage): all subsequences pass through one virtual stage before any enters the next
 	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v

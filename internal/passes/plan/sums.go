@@ -22,6 +22,9 @@ func (p *Plan) Sums() []string {
 	if par.Ring > 0 {
 		list = append(list, fmt.Sprint("ring = ", par.Ring))
 	}
+	if par.ExpertParallel {
+		list = append(list, "expert_parallel = on")
+	}
 	shared, streamed, divided := p.Mux.Left || p.Mux.Right, p.Streams(), par.Zero >= ZeroGradients
 	gradients, common := p.gradientOrder()
 	if shared {

@@ -17,6 +17,7 @@ func PinnedValues(sp *lang.Spec) map[string][]string {
 		"pp":                numbers(min(gpus, layers), few),
 		"dp":                numbers(min(gpus, batch), func(n int) bool { return batch%n == 0 }),
 		"sp_mode":           {"megatron", "ulysses", "ring"},
+		"expert_parallel":   {"off", "on"},
 		"zero":              {"0", "1", "2", "3"},
 		"optimizer_offload": {"none", "host"},
 		"microbatch":        numbers(batch, func(n int) bool { return batch%n == 0 }),

@@ -140,7 +140,7 @@ func (s *search) classes(root lang.Schedule) (classes []*node) {
 			continue
 		}
 		c, of := root, &n.schedule
-		c.Order, c.SPMode, c.SP, c.Ring, c.DP, c.PP, c.OptimizerOffload = of.Order, of.SPMode, of.SP, of.Ring, of.DP, of.PP, of.OptimizerOffload
+		c.Order, c.SPMode, c.ExpertParallel, c.SP, c.Ring, c.DP, c.PP, c.OptimizerOffload = of.Order, of.SPMode, of.ExpertParallel, of.SP, of.Ring, of.DP, of.PP, of.OptimizerOffload
 		if n.schedule = c; !slices.ContainsFunc(classes, func(o *node) bool { return sameClass(&n.schedule, &o.schedule) }) {
 			classes = append(classes, n)
 		}
@@ -159,7 +159,7 @@ func sameClass(a, b *lang.Schedule) bool {
 
 // sameRanks reports whether two schedules divide the ranks in the same way.
 func sameRanks(a, b *lang.Schedule) bool {
-	return a.Order == b.Order && a.SPMode == b.SPMode && a.SP == b.SP && a.Ring == b.Ring && a.DP == b.DP && a.PP == b.PP
+	return a.Order == b.Order && a.SPMode == b.SPMode && a.ExpertParallel == b.ExpertParallel && a.SP == b.SP && a.Ring == b.Ring && a.DP == b.DP && a.PP == b.PP
 }
 
 // climb improves a plan, one dimension after another, as long as that makes it clearly faster, and returns all plans

@@ -108,6 +108,7 @@ func solveParallel(p *plan.Plan) {
 	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
 	p.Parallel = par
 	solveSPMode(p)
+	solveExperts(p)
 	solveZero(p)
 	solveOptimizerOffload(p)
 }
@@ -418,6 +419,27 @@ func solveSPMode(p *plan.Plan) {
 	}
 }
 
+// solveExperts spreads the experts over the ranks of a stage if the request says so.
+func solveExperts(p *plan.Plan) {
+	if p.Schedule.ExpertParallel == "on" && p.Parallel.SP > 1 {
+		p.Parallel.ExpertParallel = true
+		p.Decide("solve", "expert_parallel", "on", "given: each rank of a stage has some of the experts, and computes with the rows of all ranks that chose these")
+	}
+}
+
+// expertProblems returns a problem if the ranks of a stage cannot have equally many experts.
+func expertProblems(p *plan.Plan) []plan.Problem {
+	n, ranks := p.Model.Experts, p.Split().ExpertRanks()
+	switch {
+	case !p.Parallel.ExpertParallel:
+	case n == 0:
+		return []plan.Problem{plan.Fault("schedule.expert_parallel", lang.Conflict, "expert_parallel = off", "the model has no experts")}
+	case n%ranks != 0:
+		return []plan.Problem{plan.Fault("schedule.expert_parallel", lang.Indivisible, "expert_parallel = off, or another sp", "%d experts cannot be divided evenly among %s", n, words.Plural(ranks, "rank"))}
+	}
+	return nil
+}
+
 // splitDocs holds the reasons for all modes except the default.
 var splitDocs = map[string]string{
 	graph.ModeUlysses: "every rank holds the whole weights of a layer, and rows are exchanged for heads around attention",
@@ -463,6 +485,7 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d key and value heads cannot be shared evenly by %s", m.KVHeads, ranks))
 	}
 	found = append(found, tooFewKeys(p, heads, ranks)...)
+	found = append(found, expertProblems(p)...)
 	return append(found, ringProblems(p)...)
 }
 

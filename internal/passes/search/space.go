@@ -49,6 +49,7 @@ var dimensions = []dimension{
 	plainly(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
 	{key: "schedule.sp", text: spText, values: (*space).sps},
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
+	plainly("off", choice("schedule.expert_parallel", func(s *lang.Schedule) *string { return &s.ExpertParallel }, (*space).expertParallels)),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
 	frugally(plainly("0", choice("schedule.zero", func(s *lang.Schedule) *string { return &s.Zero }, (*space).zeros))),
 	frugally(plainly("none", choice("schedule.optimizer_offload", func(s *lang.Schedule) *string { return &s.OptimizerOffload }, (*space).optimizerOffloads))),
@@ -337,6 +338,19 @@ func (sp *space) spModes(s *lang.Schedule) []string {
 	return []string{graph.ModeMegatron, graph.ModeUlysses}
 }
 
+// expertParallels returns the values of expert_parallel, of which only one is possible if no ranks of a stage can divide the experts.
+func (sp *space) expertParallels(s *lang.Schedule) []string {
+	if ranks := splitOf(s).ExpertRanks(); ranks == 1 || sp.model.Experts == 0 || sp.model.Experts%ranks != 0 {
+		return []string{"off"}
+	}
+	return []string{"off", "on"}
+}
+
+// splitOf returns how the ranks of a stage divide a layer, as far as the sizes say.
+func splitOf(s *lang.Schedule) graph.Split {
+	return graph.Split{SP: s.SP, Ring: s.Ring, Mode: s.SPMode, Spread: s.ExpertParallel == "on" && s.SP > 1}
+}
+
 func (sp *space) replicas(s *lang.Schedule) []int {
 	most := sp.cluster.GPUs() / s.SP / max(1, s.PP)
 	return suiting(divisors(sp.train.Batch/max(1, s.Microbatch)), func(n int) bool { return n <= most })
@@ -364,21 +378,20 @@ func (sp *space) optimizerOffloads(s *lang.Schedule) []string {
 // stateOf contains what the optimizer state of a rank depends on.
 type stateOf struct {
 	sp, ring, dp, stages int
-	mode, zero           string
+	mode, zero, experts  string
 }
 
 // stateOnHost returns the bytes of optimizer state that a rank would keep in host memory if the layers were divided
 // among as many stages as there are ranks for.
 func (sp *space) stateOnHost(s *lang.Schedule) ir.Bytes {
-	key := stateOf{s.SP, s.Ring, s.DP, cmp.Or(s.PP, min(sp.model.Layers, max(1, sp.cluster.GPUs()/(s.SP*s.DP)))), s.SPMode, s.Zero}
+	key := stateOf{s.SP, s.Ring, s.DP, cmp.Or(s.PP, min(sp.model.Layers, max(1, sp.cluster.GPUs()/(s.SP*s.DP)))), s.SPMode, s.Zero, s.ExpertParallel}
 	if n, known := sp.states[key]; known {
 		return n
 	}
-	split := graph.Split{SP: key.sp, Ring: key.ring, Mode: key.mode}
 	p := plan.Plan{Model: sp.model, Train: sp.train}
 	p.Parallel = plan.Parallel{DP: key.dp, PP: 1, SP: key.sp, Ring: key.ring, SPMode: key.mode, VirtualStages: 1, OptimizerOffload: plan.OffloadHost}
 	p.Parallel.Zero, _ = strconv.Atoi(key.zero)
-	g := graph.NewTuned(sp.model, sp.train.Freeze, split, sp.train.Sequence)
+	g := graph.NewTuned(sp.model, sp.train.Freeze, splitOf(s), sp.train.Sequence)
 	n := p.HostStateBytes(g, g.Embedding) + p.HostStateBytes(g, g.Head)
 	for kind := range g.Kinds() {
 		n += ir.Bytes(g.LayersOf(kind)) * p.HostStateBytes(g, g.LayerOf(kind))
@@ -393,7 +406,7 @@ func (sp *space) stateOnHost(s *lang.Schedule) ir.Bytes {
 // zeros returns the values of zero to try. If ranks hold the same matrix, there is no reason for them to hold
 // its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
-	if s.DP > 1 || (graph.Split{SP: s.SP, Ring: s.Ring, Mode: s.SPMode}).Shares() {
+	if s.DP > 1 || splitOf(s).Shares() {
 		if sp.fitting { // undivided weights of one or two layers may need less memory than gathering them
 			return []string{"3", "2"}
 		}

@@ -27,7 +27,7 @@ func (b *binder) router() simd.Router {
 
 func route(b *binder) func() {
 	r, pool, correction := b.router(), b.device.pool, b.ifFloats("correction")
-	r.Groups, r.TopGroups, r.Correction = b.int("groups"), b.int("top_groups"), correction
+	r.Groups, r.TopGroups, r.First, r.Correction = b.int("groups"), b.int("top_groups"), b.int("first"), correction
 	weights, experts, places, ends, logits := b.floats("weights"), b.ints("experts"), b.ints("places"), b.ints("ends"), b.mat("logits")
 	rows, _ := b.shape("logits")
 	return func() { r.Route(pool, weights, experts, places, ends, logits, rows) }
@@ -64,11 +64,12 @@ func routerLossGrad(b *binder) func() {
 	return func() { l.Grad(pool, dlogits, logits, rows) }
 }
 
-// placed returns a kernel that checks places before it runs.
-func (b *binder) placed(run func(pool *simd.Pool, places []int32)) func() error {
+// placed returns a kernel that checks places, which are rows of an operand, before it runs.
+func (b *binder) placed(sorted string, run func(pool *simd.Pool, places []int32)) func() error {
 	places, pool := b.ints("places"), b.device.pool
+	n, _ := b.shape(sorted)
 	return func() error {
-		if err := simd.CheckPlaces(places); err != nil {
+		if err := simd.CheckPlaces(places, n); err != nil {
 			return err
 		}
 		run(pool, places)
@@ -79,25 +80,25 @@ func (b *binder) placed(run func(pool *simd.Pool, places []int32)) func() error 
 func permute(b *binder) func() error {
 	y, x := b.mat("y"), b.mat("x")
 	rows, cols := b.shape("x")
-	return b.placed(func(p *simd.Pool, places []int32) { simd.Permute(p, y, x, places, nil, rows, cols) })
+	return b.placed("y", func(p *simd.Pool, places []int32) { simd.Permute(p, y, x, places, nil, rows, cols) })
 }
 
 func permuteGrad(b *binder) func() error {
 	dx, dy := b.mat("dx"), b.mat("dy")
 	rows, cols := b.shape("dx")
-	return b.placed(func(p *simd.Pool, places []int32) { simd.Unpermute(p, dx, dy, places, nil, rows, cols) })
+	return b.placed("dy", func(p *simd.Pool, places []int32) { simd.Unpermute(p, dx, dy, places, nil, rows, cols) })
 }
 
 func unpermute(b *binder) func() error {
 	y, x, weights := b.mat("y"), b.mat("x"), b.floats("weights")
 	rows, cols := b.shape("y")
-	return b.placed(func(p *simd.Pool, places []int32) { simd.Unpermute(p, y, x, places, weights, rows, cols) })
+	return b.placed("x", func(p *simd.Pool, places []int32) { simd.Unpermute(p, y, x, places, weights, rows, cols) })
 }
 
 func unpermuteGrad(b *binder) func() error {
 	dx, dweights, dy, x, weights := b.mat("dx"), b.floats("dweights"), b.mat("dy"), b.mat("x"), b.floats("weights")
 	rows, cols := b.shape("dy")
-	return b.placed(func(p *simd.Pool, places []int32) {
+	return b.placed("x", func(p *simd.Pool, places []int32) {
 		simd.Permute(p, dx, dy, places, weights, rows, cols)
 		simd.UnpermuteWeightGrad(p, dweights, dy, x, places, rows, cols)
 	})

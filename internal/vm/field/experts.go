@@ -2,6 +2,7 @@ package field
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -29,13 +30,16 @@ func routeTokens(c *call) {
 			taken[e] = append(taken[e], r*top+k)
 		}
 	}
-	next := 0
-	for e := range taken {
-		for _, i := range taken[e] {
+	for i := range rows * top {
+		places.set(i, element{value: noPlace})
+	}
+	next, ends, first := 0, c.operand("ends"), c.int("first")
+	for e := range ends.len() {
+		for _, i := range taken[first+e] {
 			places.set(i, element{value: uint32(next)})
 			next++
 		}
-		c.operand("ends").set(e, element{value: uint32(next)})
+		ends.set(e, element{value: uint32(next)})
 	}
 }
 
@@ -140,11 +144,16 @@ func routerLossGrad(c *call) {
 	}
 }
 
+// noPlace is the place of a row whose expert is not one of the rank's: -1.
+const noPlace = math.MaxUint32
+
 // placed visits the places of each token's rows, with the index of the choice.
 func (c *call) placed(visit func(row, at, i int)) {
 	top := c.int("top")
 	for i, at := range c.ints("places") {
-		visit(i/top, int(at), i)
+		if at != -1 {
+			visit(i/top, int(at), i)
+		}
 	}
 }
 
@@ -183,6 +192,7 @@ func unpermute(c *call) {
 func unpermuteGrad(c *call) {
 	dx, dweights, dy, x, weights := c.operand("dx"), c.operand("dweights"), c.operand("dy"), c.operand("x"), c.operand("weights")
 	_, cols := c.shape("dy")
+	dweights.clear()
 	c.placed(func(row, at, k int) {
 		dweights.set(k, dot(dy.row(row, cols).list(), x.row(at, cols).list()).onlyValue())
 		for i := range cols {

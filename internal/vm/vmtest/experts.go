@@ -59,24 +59,33 @@ func indices(x []int, shape ...int) *value {
 
 func caseRoute(s *suite) {
 	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
-		rows := logits.shape[0]
-		in := args{
-			"weights": s.outF32(rows, r.Top), "experts": nothing(ir.I32, []int{rows, r.Top}), "places": nothing(ir.I32, []int{rows, r.Top}),
-			"ends": nothing(ir.I32, []int{r.Experts}), "logits": logits,
+		for _, own := range [][2]int{{0, r.Experts}, {r.Experts / 2, (r.Experts + 1) / 2}, {1, 1}} {
+			s.sub(fmt.Sprint("experts ", own), func(s *suite) { s.route(r, logits, own[0], own[1]) })
 		}
-		if r.Correction != nil {
-			in["correction"] = &value{dtype: ir.F32, shape: []int{r.Experts}, data: r.Correction}
-		}
-		out := s.run(call{op: ir.Route, attrs: routerAttrs(r), args: in})
-		experts := r.Choose(logits.data)
-		places, ends := naive.Places(experts, r.Experts)
-		for name, want := range map[string][]int{"experts": experts, "places": places, "ends": ends} {
-			if got := integral(out[name]); !slices.Equal(got, want) {
-				s.Fatalf("%s is %v, not %v", name, got, want)
-			}
-		}
-		s.equal("weights", out["weights"], r.Weights(logits.data, experts), ir.F32)
 	})
+}
+
+// route runs a case in which some experts, from the first on, are those of the rank.
+func (s *suite) route(r naive.Router, logits *value, first, own int) {
+	rows := logits.shape[0]
+	in := args{
+		"weights": s.outF32(rows, r.Top), "experts": nothing(ir.I32, []int{rows, r.Top}), "places": indices(make([]int, rows*r.Top), rows, r.Top),
+		"ends": nothing(ir.I32, []int{own}), "logits": logits,
+	}
+	if r.Correction != nil {
+		in["correction"] = &value{dtype: ir.F32, shape: []int{r.Experts}, data: r.Correction}
+	}
+	at := routerAttrs(r)
+	at["first"] = float64(first)
+	out := s.run(call{op: ir.Route, attrs: at, args: in})
+	experts := r.Choose(logits.data)
+	places, ends := naive.Places(experts, first, own)
+	for name, want := range map[string][]int{"experts": experts, "places": places, "ends": ends} {
+		if got := integral(out[name]); !slices.Equal(got, want) {
+			s.Fatalf("%s is %v, not %v", name, got, want)
+		}
+	}
+	s.equal("weights", out["weights"], r.Weights(logits.data, experts), ir.F32)
 }
 
 func caseRouteGrad(s *suite) {
@@ -137,8 +146,8 @@ func caseRouterLossGrad(s *suite) {
 	})
 }
 
-// routed returns places and ends of rows whose experts are drawn; one expert has no rows.
-func (s *suite) routed(rows, top, experts int) (places, ends []int) {
+// routed returns places and ends of rows whose experts are drawn, for some of the experts; one has no rows.
+func (s *suite) routed(rows, top, experts, first, own int) (places, ends []int) {
 	var chosen []int
 	for range rows {
 		own := s.rng.Perm(experts - 1)
@@ -146,51 +155,57 @@ func (s *suite) routed(rows, top, experts int) (places, ends []int) {
 			chosen = append(chosen, e+min(1, e/2)) // not 2
 		}
 	}
-	return naive.Places(chosen, experts)
+	return naive.Places(chosen, first, own)
 }
 
-// permuted runs a case for rows of several widths.
-func (s *suite) permuted(f func(s *suite, rows, top, cols int, places []int, at attrs)) {
-	for _, size := range [][3]int{{45, 3, 41}, {70, 2, 64}, {33, 1, 7}} {
+// permuted runs a case for rows of several widths, with places in n rows for all experts or for some.
+func (s *suite) permuted(f func(s *suite, rows, top, cols, n int, places []int, at attrs)) {
+	for _, size := range [][5]int{{45, 3, 41, 0, 6}, {70, 2, 64, 0, 6}, {33, 1, 7, 0, 6}, {40, 3, 24, 1, 2}, {37, 2, 9, 3, 3}} {
 		s.sub(fmt.Sprint(size), func(s *suite) {
-			places, _ := s.routed(size[0], size[1], 6)
-			f(s, size[0], size[1], size[2], places, attrs{"top": float64(size[1])})
+			rows, top, own := size[0], size[1], size[4]
+			places, _ := s.routed(rows, top, 6, size[3], own)
+			f(s, rows, top, size[2], rows*min(top, own), places, attrs{"top": float64(top)})
 		})
 	}
 }
 
 func casePermute(s *suite) {
-	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
-		x := s.normal(rows, cols)
-		out := s.run(call{op: ir.Permute, attrs: at, args: args{"y": s.out(rows*top, cols), "x": x, "places": indices(places, rows, top)}})
-		s.equal("y", out["y"], naive.Permute(x.data, places, top), s.dtype)
+	s.permuted(func(s *suite, rows, top, cols, n int, places []int, at attrs) {
+		x, y := s.normal(rows, cols), s.normal(n, cols)
+		out := s.run(call{op: ir.Permute, attrs: at, args: args{"y": y, "x": x, "places": indices(places, rows, top)}})
+		s.equal("y", out["y"], naive.Permute(y.data, x.data, places, top), s.dtype)
 	})
 }
 
 func casePermuteGrad(s *suite) {
-	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
-		dy := s.normal(rows*top, cols)
+	s.permuted(func(s *suite, rows, top, cols, n int, places []int, at attrs) {
+		dy := s.normal(n, cols)
 		out := s.run(call{op: ir.PermuteGrad, attrs: at, args: args{"dx": s.out(rows, cols), "dy": dy, "places": indices(places, rows, top)}})
 		ones := slices.Repeat([]float64{1}, rows*top)
-		s.equal("dx", out["dx"], naive.Unpermute(dy.data, places, ones, top), s.dtype)
+		s.equal("dx", out["dx"], naive.Unpermute(dy.data, cols, places, ones, top), s.dtype)
 	})
 }
 
 func caseUnpermute(s *suite) {
-	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
-		x, w := s.normal(rows*top, cols), s.f32(rows, top)
+	s.permuted(func(s *suite, rows, top, cols, n int, places []int, at attrs) {
+		x, w := s.normal(n, cols), s.f32(rows, top)
 		out := s.run(call{op: ir.Unpermute, attrs: at, args: args{"y": s.out(rows, cols), "x": x, "places": indices(places, rows, top), "weights": w}})
-		s.equal("y", out["y"], naive.Unpermute(x.data, places, w.data, top), s.dtype)
+		s.equal("y", out["y"], naive.Unpermute(x.data, cols, places, w.data, top), s.dtype)
 	})
 }
 
 func caseUnpermuteGrad(s *suite) {
-	s.permuted(func(s *suite, rows, top, cols int, places []int, at attrs) {
-		x, w, dy := s.normal(rows*top, cols), s.f32(rows, top), s.normal(rows, cols)
+	s.permuted(func(s *suite, rows, top, cols, n int, places []int, at attrs) {
+		x, w, dy, into := s.normal(n, cols), s.f32(rows, top), s.normal(rows, cols), s.normal(n, cols)
 		out := s.run(call{op: ir.UnpermuteGrad, attrs: at, args: args{
-			"dx": s.out(rows*top, cols), "dweights": s.outF32(rows, top), "dy": dy, "x": x, "places": indices(places, rows, top), "weights": w}})
-		dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.Unpermute(x, places, w.data, top) })
-		dw := derivative(w.data, dy.data, func(w []float64) []float64 { return naive.Unpermute(x.data, places, w, top) })
+			"dx": into, "dweights": s.outF32(rows, top), "dy": dy, "x": x, "places": indices(places, rows, top), "weights": w}})
+		dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.Unpermute(x, cols, places, w.data, top) })
+		for row := range n { // those without a token remain as they are
+			if !slices.Contains(places, row) {
+				copy(dx[row*cols:(row+1)*cols], into.data[row*cols:])
+			}
+		}
+		dw := derivative(w.data, dy.data, func(w []float64) []float64 { return naive.Unpermute(x.data, cols, places, w, top) })
 		s.equal("dx", out["dx"], dx, s.dtype)
 		s.equal("dweights", out["dweights"], dw, ir.F32)
 	})
@@ -198,9 +213,9 @@ func caseUnpermuteGrad(s *suite) {
 
 // grouped runs a case for products of several sizes.
 func (s *suite) grouped(f func(s *suite, n, inner, outer int, ends []int)) {
-	for _, size := range [][3]int{{90, 23, 37}, {400, 48, 72}, {3, 8, 16}} {
+	for _, size := range [][4]int{{90, 23, 37, 5}, {400, 48, 72, 5}, {3, 8, 16, 5}, {150, 24, 40, 3}} {
 		s.sub(fmt.Sprint(size), func(s *suite) {
-			_, ends := s.routed(size[0], 1, 5)
+			_, ends := s.routed(size[0], 1, 5, 0, size[3])
 			f(s, size[0], size[1], size[2], ends)
 		})
 	}
@@ -216,24 +231,28 @@ func transposedEach(data []float64, rows, cols int) []float64 {
 	return out
 }
 
+// onto returns what a value holds once its first elements are overwritten.
+func onto(v *value, first []float64) []float64 { return append(first, v.data[len(first):]...) }
+
 func caseMatmulGrouped(s *suite) {
 	s.grouped(func(s *suite, n, inner, outer int, ends []int) {
 		for _, biased := range []bool{false, true} {
 			a, b, bias := s.normal(n, inner), s.normal(len(ends), inner, outer), s.normal(len(ends), outer)
-			in := args{"c": s.out(n, outer), "a": a, "ends": indices(ends, len(ends)), "b": b, "bias": bias}
+			c := s.normal(n, outer)
+			in := args{"c": c, "a": a, "ends": indices(ends, len(ends)), "b": b, "bias": bias}
 			if !biased {
 				in["bias"], bias = nil, &value{}
 			}
 			out := s.run(call{op: ir.MatmulGrouped, args: in})
-			s.equal("c", out["c"], naive.MatMulGrouped(a.data, b.data, bias.data, ends, inner, outer), s.dtype)
+			s.equal("c", out["c"], onto(c, naive.MatMulGrouped(a.data, b.data, bias.data, ends, inner, outer)), s.dtype)
 		}
 	})
 	s.sub("transposed", func(s *suite) {
 		s.grouped(func(s *suite, n, inner, outer int, ends []int) {
-			a, b := s.normal(n, inner), s.normal(len(ends), outer, inner)
-			in := args{"c": s.out(n, outer), "a": a, "ends": indices(ends, len(ends)), "b": b}
+			a, b, c := s.normal(n, inner), s.normal(len(ends), outer, inner), s.normal(n, outer)
+			in := args{"c": c, "a": a, "ends": indices(ends, len(ends)), "b": b}
 			out := s.run(call{op: ir.MatmulGrouped, attrs: attrs{"trans_b": truth(true)}, args: in})
-			s.equal("c", out["c"], naive.MatMulGrouped(a.data, transposedEach(b.data, outer, inner), nil, ends, inner, outer), s.dtype)
+			s.equal("c", out["c"], onto(c, naive.MatMulGrouped(a.data, transposedEach(b.data, outer, inner), nil, ends, inner, outer)), s.dtype)
 		})
 	})
 }

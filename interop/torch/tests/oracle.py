@@ -357,6 +357,8 @@ def _(c):
 @rule("route")
 def _(c):
     e = c.sizes["e"] = c.draw.choice([4, 6, 12])
+    c.sizes["l"] = c.draw.choice([e, e // 2, 1])
+    c.attributes["first"] = c.draw.randint(0, e - c.sizes["l"])
     pick(c, scores=[0, 1, 2], renormalize=[0, 1], scale=[0, 2.5], eps=[0, 1e-20])
     if c.draw.random() < 0.4:
         c.attributes["groups"] = e // 2
@@ -384,13 +386,26 @@ def _(c):
 
 @rule("permute", "permute_grad", "unpermute", "unpermute_grad")
 def _(c):
-    c.values["places"] = lambda: torch.randperm(c.sizes["r"] * c.attributes["top"])
+    r, top = c.sizes["r"], c.attributes["top"]
+    slots = c.draw.randint(1, top)
+    n = c.sizes["n"] = r * slots
+    pick(c, share=[0, 0.5])
+
+    def places():
+        ours = torch.zeros(r, top, dtype=torch.bool)
+        for row in ours:
+            row[torch.randperm(top)[: c.draw.randint(0, slots)]] = True
+        return torch.full((r, top), -1).masked_scatter_(ours, torch.randperm(n)[: int(ours.sum())])
+
+    c.values["places"] = places
 
 
 @rule("matmul_grouped", "matmul_grouped_weight_grad")
 def _(c):
     n, e, k, o = (c.sizes[x] for x in "neko")
-    c.values["ends"] = torch.tensor(sorted(c.draw.randint(0, n) for _ in range(e - 1)) + [n])
+    pick(c, share=[0, 0.5])
+    c.values["ends"] = torch.tensor(sorted(c.draw.randint(0, n) for _ in range(e - 1)) + [c.draw.choice([n, n, n - n // 3])])
+    c.values["ends"].clamp_(max=int(c.values["ends"][-1]))
     c.shapes["b"] = c.shapes["db"] = (e, o, k) if c.attributes["trans_b"] else (e, k, o)
     if c.op.name == "matmul_grouped" and c.attributes["trans_b"]:
         c.absent.add("bias")

@@ -13,6 +13,7 @@ type Router struct {
 	Renormalize       bool
 	Eps, Scale        float64 // Scale 0 means 1
 	Groups, TopGroups int     // Groups 0: one group
+	First             int     // the first expert of ends
 	Correction        []float32
 }
 
@@ -32,7 +33,7 @@ func (r *Router) factor() float64 {
 }
 
 // Route chooses the experts of each row of logits. It sets their weights, their numbers, the places of the rows once they are in the
-// order of experts, and where the rows of each expert end.
+// order of experts, and where the rows of each expert of ends end. A row has no place, -1, if its expert is not among these.
 func (r *Router) Route(p *Pool, weights []float32, experts, places, ends []int32, logits Mat, rows int) {
 	p.Split(rows, rowGrain(16*r.Experts), func(lo, hi int) {
 		c := choice{Router: r, scores: make([]float64, r.Experts), keys: make([]float64, r.Experts)}
@@ -43,16 +44,21 @@ func (r *Router) Route(p *Pool, weights []float32, experts, places, ends []int32
 	})
 	clear(ends)
 	for _, e := range experts {
-		ends[e]++
+		if e -= int32(r.First); e >= 0 && int(e) < len(ends) {
+			ends[e]++
+		}
 	}
-	next, at := make([]int32, r.Experts), int32(0)
+	next, at := make([]int32, len(ends)), int32(0)
 	for e, n := range ends {
 		next[e], at = at, at+n
 		ends[e] = at
 	}
 	for i, e := range experts {
-		places[i] = next[e]
-		next[e]++
+		places[i] = -1
+		if e -= int32(r.First); e >= 0 && int(e) < len(ends) {
+			places[i] = next[e]
+			next[e]++
+		}
 	}
 }
 
@@ -314,12 +320,15 @@ func CheckExperts(experts []int32, count int) error {
 	return nil
 }
 
-// CheckPlaces returns an error unless the numbers are those from 0 on, each once.
-func CheckPlaces(places []int32) error {
-	seen := make([]bool, len(places))
+// CheckPlaces returns an error unless the numbers are those of different rows, or -1.
+func CheckPlaces(places []int32, rows int) error {
+	seen := make([]bool, rows)
 	for i, at := range places {
-		if at < 0 || int(at) >= len(places) || seen[at] {
-			return fmt.Errorf("places[%d] is %d: outside the %d rows, or a second time", i, at, len(places))
+		if at == -1 {
+			continue
+		}
+		if at < 0 || int(at) >= rows || seen[at] {
+			return fmt.Errorf("places[%d] is %d: outside the %d rows, or a second time", i, at, rows)
 		}
 		seen[at] = true
 	}
@@ -335,8 +344,8 @@ func CheckEnds(ends []int32, rows int) error {
 		}
 		from = end
 	}
-	if int(from) != rows {
-		return fmt.Errorf("the last of ends is %d, but there are %d rows", from, rows)
+	if int(from) > rows {
+		return fmt.Errorf("the last of ends is %d, but there are only %d rows", from, rows)
 	}
 	return nil
 }
@@ -349,6 +358,9 @@ func Permute(p *Pool, y, x Mat, places []int32, weights []float32, rows, cols in
 		for i := lo; i < hi; i++ {
 			from := x.row(i, cols, in)
 			for k, at := range places[i*top:][:top] {
+				if at < 0 {
+					continue
+				}
 				to := y.target(int(at), cols, out)
 				copy(to, from)
 				if weights != nil {
@@ -368,6 +380,9 @@ func Unpermute(p *Pool, y, x Mat, places []int32, weights []float32, rows, cols 
 		for i := lo; i < hi; i++ {
 			clear(sum)
 			for k, at := range places[i*top:][:top] {
+				if at < 0 {
+					continue
+				}
 				weight := float32(1)
 				if weights != nil {
 					weight = weights[i*top+k]
@@ -388,7 +403,9 @@ func UnpermuteWeightGrad(p *Pool, dweights []float32, dy, x Mat, places []int32,
 		for i := lo; i < hi; i++ {
 			row := dy.row(i, cols, a)
 			for k, at := range places[i*top:][:top] {
-				dweights[i*top+k] = active.dot(row, x.row(int(at), cols, b))
+				if dweights[i*top+k] = 0; at >= 0 {
+					dweights[i*top+k] = active.dot(row, x.row(int(at), cols, b))
+				}
 			}
 		}
 	})

@@ -153,13 +153,14 @@ func (r Router) Losses(logits, counts []float64, z, balance float64) (loss float
 	return loss
 }
 
-// Places returns where the rows of each choice are once all rows are in the order of experts, and where the rows of each expert end.
-func Places(experts []int, count int) (places, ends []int) {
-	places = make([]int, len(experts))
+// Places returns where the rows of each choice are once all rows of the experts from first on are in the order of experts, or -1, and
+// where the rows of each of these experts end.
+func Places(experts []int, first, count int) (places, ends []int) {
+	places = slices.Repeat([]int{-1}, len(experts))
 	next := 0
 	for e := range count {
 		for i, chosen := range experts {
-			if chosen == e {
+			if chosen == first+e {
 				places[i] = next
 				next++
 			}
@@ -169,29 +170,31 @@ func Places(experts []int, count int) (places, ends []int) {
 	return places, ends
 }
 
-// Permute copies each row of x to its places; Unpermute returns the sums of the rows at these places, times the weights.
-func Permute(x []float64, places []int, top int) []float64 {
+// Permute copies each row of x to its places in y; Unpermute returns the sums of the rows at these places, times the weights.
+func Permute(y, x []float64, places []int, top int) []float64 {
 	cols := len(x) / (len(places) / top)
-	y := make([]float64, len(places)*cols)
+	y = slices.Clone(y)
 	for i, at := range places {
-		copy(y[at*cols:(at+1)*cols], x[i/top*cols:])
+		if at >= 0 {
+			copy(y[at*cols:(at+1)*cols], x[i/top*cols:])
+		}
 	}
 	return y
 }
 
 // Unpermute is described above.
-func Unpermute(x []float64, places []int, weights []float64, top int) []float64 {
-	cols := len(x) / len(places)
-	y := make([]float64, len(x)/top)
+func Unpermute(x []float64, cols int, places []int, weights []float64, top int) []float64 {
+	y := make([]float64, len(places)/top*cols)
 	for i, at := range places {
-		for c := range cols {
+		for c := 0; c < cols && at >= 0; c++ {
 			y[i/top*cols+c] += weights[i] * x[at*cols+c]
 		}
 	}
 	return y
 }
 
-// MatMulGrouped multiplies the rows of each expert by its matrix, [inner, outer], and adds its bias.
+// MatMulGrouped multiplies the rows of each expert by its matrix, [inner, outer], and adds its bias. Rows after those of experts have no
+// product.
 func MatMulGrouped(a, matrices, biases []float64, ends []int, inner, outer int) (c []float64) {
 	first := 0
 	for e, end := range ends {

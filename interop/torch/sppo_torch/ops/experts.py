@@ -28,7 +28,7 @@ def _weights(logits: Tensor, chosen: Tensor, scores: int, renormalize: bool, eps
 @opcode
 def route(
     weights: Tensor, experts: Tensor, places: Tensor, ends: Tensor, logits: Tensor, correction: Tensor | None, *, top: int,
-    scores: int, renormalize: bool, eps: float, scale: float, groups: int, top_groups: int,
+    scores: int, renormalize: bool, eps: float, scale: float, groups: int, top_groups: int, first: int,
 ) -> None:
     wide = logits.float()
     ranked = _scores(wide, scores)
@@ -43,10 +43,13 @@ def route(
     chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, :top]
     store(experts, chosen)
     store(weights, _weights(wide, chosen, scores, renormalize, eps, scale))
-    order = chosen.flatten().sort(stable=True).indices
-    store(places, torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device)))
-    numbers = torch.arange(logits.shape[1], device=order.device)
-    store(ends, (chosen.flatten()[None] <= numbers[:, None]).sum(1))
+    numbers = torch.arange(len(ends), device=chosen.device)
+    local = chosen.flatten() - first
+    ours = (local >= 0) & (local < len(ends))
+    order = torch.where(ours, local, len(ends)).sort(stable=True).indices  # those of other experts come last
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    store(places, torch.where(ours, place, -1))
+    store(ends, (ours & (local <= numbers[:, None])).sum(1))
 
 
 @opcode
@@ -88,23 +91,36 @@ def _ordered_sum(rows: Tensor) -> Tensor:
     return total
 
 
-@opcode
-def permute(y: Tensor, x: Tensor, places: Tensor, *, top: int) -> None:
-    y[places.flatten().long()] = x.repeat_interleave(top, 0)
+def _placed(rows: Tensor, places: Tensor) -> Tensor:
+    """Returns the rows at places in f32, with rows of 0 for those without a place."""
+    return torch.where(places[:, :, None] >= 0, rows[places.clamp(min=0).long()].float(), 0)
+
+
+def _put(rows: Tensor, values: Tensor, places: Tensor) -> None:
+    """Copies values, one for each place, to the rows at these places."""
+    places = places.flatten().long()
+    rows[places[places >= 0]] = values[places >= 0].to(rows.dtype)
 
 
 @opcode
-def permute_grad(dx: Tensor, dy: Tensor, places: Tensor, *, top: int) -> None:
-    store(dx, _ordered_sum(dy[places.long()].float()))
+def permute(y: Tensor, x: Tensor, places: Tensor, *, top: int, share: float) -> None:
+    _put(y, x.repeat_interleave(top, 0), places)
 
 
 @opcode
-def unpermute(y: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int) -> None:
-    store(y, _ordered_sum(x[places.long()].float() * weights[:, :, None]))
+def permute_grad(dx: Tensor, dy: Tensor, places: Tensor, *, top: int, share: float) -> None:
+    store(dx, _ordered_sum(_placed(dy, places)))
 
 
 @opcode
-def unpermute_grad(dx: Tensor, dweights: Tensor, dy: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int) -> None:
+def unpermute(y: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int, share: float) -> None:
+    store(y, _ordered_sum(_placed(x, places) * weights[:, :, None]))
+
+
+@opcode
+def unpermute_grad(
+    dx: Tensor, dweights: Tensor, dy: Tensor, x: Tensor, places: Tensor, weights: Tensor, *, top: int, share: float
+) -> None:
     rows = dy.float()[:, None]
-    store(dweights, (rows * x[places.long()].float()).sum(2))
-    dx[places.flatten().long()] = (rows * weights[:, :, None]).flatten(0, 1).to(dx.dtype)
+    store(dweights, (rows * _placed(x, places)).sum(2))
+    _put(dx, (rows * weights[:, :, None]).flatten(0, 1), places)

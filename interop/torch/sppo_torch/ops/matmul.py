@@ -34,13 +34,13 @@ def bias_grad(db: Tensor, dy: Tensor, *, accumulate: bool) -> None:
 def _rows(ends: Tensor, n: int) -> list[slice]:
     """Returns the rows of each expert. Reading the ends waits for the device."""
     to = ends.tolist()
-    if to != sorted(to) or to[-1] != n or to[0] < 0:
-        raise ValueError(f"the rows of experts end at {to}, not at {n}")
+    if to != sorted(to) or to[-1] > n or to[0] < 0:
+        raise ValueError(f"the rows of experts end at {to}, of {n}")
     return [slice(a, b) for a, b in zip([0, *to[:-1]], to)]
 
 
 @opcode
-def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor | None, *, trans_b: bool) -> None:
+def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor | None, *, trans_b: bool, share: float) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
         value = product(a[rows], b[e].T if trans_b else b[e])
         store(c[rows], value if bias is None else value + bias[e].float())
@@ -48,7 +48,8 @@ def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor |
 
 @opcode
 def matmul_grouped_weight_grad(
-    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool, accumulate_bias: bool
+    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool, accumulate_bias: bool,
+    share: float,
 ) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
         store(db[e], product(dy[rows].T, a[rows]) if trans_b else product(a[rows].T, dy[rows]), accumulate)
