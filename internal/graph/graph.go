@@ -133,6 +133,11 @@ func (n *Node) Group() int {
 	return GroupSP
 }
 
+// OfLoads reports whether a node takes as long as the rank's experts have rows.
+func (n *Node) OfLoads() bool {
+	return slices.ContainsFunc(n.Attrs, func(a Attr) bool { return a.Name == "share" && a.Value.Bits != 0 })
+}
+
 // Reads returns the values that a node reads and does not change.
 func (n *Node) Reads() []int { return n.values(true) }
 

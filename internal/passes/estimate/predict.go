@@ -26,6 +26,29 @@ func (e *Estimator) Predict() {
 	p.Time.StepS += p.Time.OptimizerS
 	p.Time.EstimateS = p.Time.StepS
 	throughput(e.cache, p, model.Peak(e.Model.DType()))
+	p.ExpertsS = expertsTime(p, e.Model, model)
+}
+
+// expertsTime returns the time per step of instructions that take as long as a rank's experts have rows, on the stage where it is longest.
+func expertsTime(p *plan.Plan, g *graph.Model, model cost.Model) (longest ir.Seconds) {
+	if !p.Parallel.ExpertParallel {
+		return 0
+	}
+	stages := make([]ir.Seconds, p.Parallel.PP)
+	for stage := range p.LayersPerStage {
+		for _, layer := range p.Layers(stage) {
+			b, z := g.LayerOf(g.KindOf(layer)), p.Split().Size()
+			z.Sequence, z.Batch = p.Train.Sequence, int64(p.Parallel.Microbatch)
+			for _, z.Tokens = range p.Subsequences.Lengths {
+				for _, n := range slices.Concat(b.Forward, b.Backward) {
+					if n.OfLoads() {
+						stages[p.Home(stage)] += ir.Seconds(p.Parallel.Microbatches) * model.Time(b.Work(&n, z), cost.Link{})
+					}
+				}
+			}
+		}
+	}
+	return slices.Max(stages)
 }
 
 // Predict calls the method of the same name for a plan without an estimator, such as an edited one.

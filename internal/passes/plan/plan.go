@@ -87,6 +87,7 @@ type Plan struct {
 	Time           Time         `json:"time"`
 	Throughput     Throughput   `json:"throughput"`
 	Documents      *Documents   `json:"documents,omitempty"` // if sequences have several documents
+	ExpertsS       ir.Seconds   `json:"experts_s,omitempty"` // with different experts on ranks: the part of a step, on the stage with the longest, that is proportional to the rows of a rank's experts; all times are for equal loads
 	Decisions      []Decision   `json:"decisions"`
 
 	Search       *Search       `json:"search,omitempty"` // nil: every value was given

@@ -331,6 +331,9 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 		if words := documentsInWords(p); words != "" {
 			line("documents", words)
 		}
+		if p.ExpertsS > 0 {
+			line("experts", fmt.Sprintf("%s of the step are for equal loads; if a rank's experts have more rows than the mean, they take longer in proportion", p.ExpertsS))
+		}
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*max(0, t.BubbleRatio), 100*max(0, t.IdleShare)))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
 		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% model FLOPs utilization (MFU)", p.Throughput.TGS, unitInUse(p), 100*p.Throughput.MFU))
