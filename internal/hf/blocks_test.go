@@ -70,23 +70,30 @@ func e4m3(b byte) float64 {
 	return value
 }
 
-// Matrices in FP8 are multiplied by the scales of their blocks. An export has neither scales nor FP8, not even in layers that are not
-// trained.
-func TestBlocksOfFP8(t *testing.T) {
-	further := source(safetensors.Info{Name: "model.layers.2.eh_proj.weight", DType: safetensors.BF16, Shape: []int64{5, 7}}, make([]byte, 70))
-	dir, list, want := quantized(t, "glm4-moe-mtp", further)
+// openNoticing opens the weights of a folder, and checks that a notice says what becomes of them.
+func openNoticing(t *testing.T, dir string, list []ir.Tensor, notice string) (*hf.Model, *hf.Weights) {
+	t.Helper()
 	model, err := hf.ReadModel(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(strings.Join(model.Notices, "\n"), "weights in FP8 are multiplied by their scales") {
+	if !strings.Contains(strings.Join(model.Notices, "\n"), notice) {
 		t.Errorf("notices %q", model.Notices)
 	}
 	w, err := model.OpenWeights(list)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
+	t.Cleanup(func() { w.Close() })
+	return model, w
+}
+
+// Matrices in FP8 are multiplied by the scales of their blocks. An export has neither scales nor FP8, not even in layers that are not
+// trained.
+func TestBlocksOfFP8(t *testing.T) {
+	further := source(safetensors.Info{Name: "model.layers.2.eh_proj.weight", DType: safetensors.BF16, Shape: []int64{5, 7}}, make([]byte, 70))
+	dir, list, want := quantized(t, "glm4-moe-mtp", further)
+	model, w := openNoticing(t, dir, list, "weights in FP8 are multiplied by their scales")
 	if !slices.Equal(w.Ignored, []string{further.Name}) || !w.Wider("layer.0.wq", ir.BF16) {
 		t.Errorf("ignored are %q", w.Ignored)
 	}

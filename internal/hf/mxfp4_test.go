@@ -65,18 +65,7 @@ func TestMXFP4(t *testing.T) {
 	const hidden, width, experts = 64, 32, 3
 	r := rand.New(rand.NewPCG(irtest.Seed(t), 0))
 	dir, list, want := repacked(t, r, 253)
-	model, err := hf.ReadModel(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(strings.Join(model.Notices, "\n"), "weights in MXFP4 are multiplied by their scales") {
-		t.Errorf("notices %q", model.Notices)
-	}
-	w, err := model.OpenWeights(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	model, w := openNoticing(t, dir, list, "weights in MXFP4 are multiplied by their scales")
 	if len(w.Ignored) > 0 || w.Wider("layer.0.experts.w_up", ir.BF16) {
 		t.Errorf("ignored are %q", w.Ignored)
 	}
