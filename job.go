@@ -50,6 +50,7 @@ type StepResult struct {
 	LR              float64
 	Seconds         float64
 	TokensPerSecond float64
+	ExpertLoad      [][]float64 // by layer: how often tokens of the batch chose each expert; empty for layers without experts
 }
 
 // Open verifies a program and loads it on the devices: every stream of every rank becomes a goroutine. Relative

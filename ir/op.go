@@ -74,6 +74,8 @@ const (
 	RouterLossGrad
 	ScaleColumns
 	ScaleColumnsGrad
+	ExpertLoad
+	ExpertBias
 	NumOps
 )
 
@@ -1214,5 +1216,28 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{attrDecayHeads, attrHeadDim, attrAccumulate},
 		Work:  WorkMemory,
+	},
+	ExpertLoad: {
+		Name: "expert_load", Class: ClassKernel, Streams: onCompute,
+		Doc: "Counts the rows that each expert has been chosen for.",
+		Operands: []Operand{
+			{Name: "load", Dir: WriteOrAdd, Types: "f32", Dims: "e", Doc: "exact up to 2^24"},
+			{Name: "experts", Types: "i32", Dims: "r,top", Doc: "from route"},
+		},
+		Attrs: []AttrInfo{attrAccumulate},
+		Work:  WorkMemory,
+	},
+	ExpertBias: {
+		Name: "expert_bias", Class: ClassKernel, Streams: onCompute,
+		Doc: "Moves what is added to the scores of experts towards equal loads: w += rate for experts whose load is below the mean, w -= rate " +
+			"for those above it. If the factor in norm is negative, w stays as it is.",
+		Operands: []Operand{
+			{Name: "w", Dir: ReadWrite, Types: "f32", Dims: "e"},
+			{Name: "load", Types: "f32", Dims: "e", Doc: "from expert_load, summed over all ranks that count other tokens"},
+			{Name: "norm", Types: "f32", Dims: "2", Doc: "from grad_norm"},
+		},
+		Attrs:   []AttrInfo{{"rate", KindFloat, "", ScopeJob}},
+		Updates: true, Rule: RuleUpdate, Work: WorkMemory,
+		Source: "Wang et al. 2024, Auxiliary-Loss-Free Load Balancing; DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2",
 	},
 }

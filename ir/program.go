@@ -307,6 +307,8 @@ const (
 
 	ResultWeight     = "weight"      // f32 [1]: 1 / number of labels in the batch that are included in the loss
 	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / number of labels in the eval section that are included in the loss
+
+	ResultExpertLoad = "expert_load" // f32 [layers*experts]: how often tokens of the batch chose each expert of each layer; 0 in layers without experts
 )
 
 // Rank is one rank of a job. Ranks with the same code differ in their constants and groups.
@@ -352,6 +354,7 @@ type Run struct {
 	NoDecay     []string `json:"no_decay,omitempty"` // groups of tensors without weight decay, named as in lang.TensorGroups
 	MaxNorm     float64  `json:"max_norm,omitempty"` // limit of the gradient's norm; 0: none
 	Frozen      []string `json:"frozen,omitempty"`   // tensors that are not trained
+	BiasRate    float64  `json:"moe_router_bias_update_rate,omitempty"`
 
 	Rotations []Rotation `json:"rotations"` // rotations for rope, in addition to the plain one by theta
 

@@ -221,6 +221,7 @@ var resultRules = []resultRule{
 	{ResultEvalWeight, SectionEval, true, 1, F32},
 	{ResultSpike, SectionStep, true, 1, F32},
 	{ResultDropout, SectionStep, true, 2, I32},
+	{ResultExpertLoad, SectionStep, false, 0, F32},
 }
 
 func resultRuleOf(name string) *resultRule {

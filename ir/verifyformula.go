@@ -1,6 +1,7 @@
 package ir
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -132,7 +133,7 @@ type interpreted struct {
 	next    int
 	sent    map[int32]meaning         // by instruction
 	from    map[int32]message         // where what an instruction receives comes from
-	given   map[int32]meaning         // by instruction: the contributions to a sum over ranks of several codes
+	given   map[int32][]piece         // by instruction: the contributions to a sum over ranks of several codes
 	round   []int32                   // by group: number of collectives so far
 	alike   []int                     // by group: the first that has the same members, in whatever order
 	inplace map[uint64]struct{}       // changes in place
@@ -191,7 +192,7 @@ func (x *interpreter) start() {
 	for i := range x.p.Codes {
 		code := &x.p.Codes[i]
 		c := &interpreted{interpreter: x, code: code, number: int32(i), rank: first[i], buffers: make([][]piece, len(code.Buffers)),
-			sent: map[int32]meaning{}, given: map[int32]meaning{}, inplace: map[uint64]struct{}{}, round: make([]int32, len(x.p.Groups))}
+			sent: map[int32]meaning{}, given: map[int32][]piece{}, inplace: map[uint64]struct{}{}, round: make([]int32, len(x.p.Groups))}
 		if x.codes = append(x.codes, c); c.rank == None {
 			c.next = math.MaxInt
 			continue
@@ -423,8 +424,12 @@ func (c *interpreted) collective(i int32, in *Instr) bool {
 		c.write(in.Y(), m)
 		return true
 	}
+	parts := []piece{{0, in.X().Bytes(), m}}
+	if in.Op == AllReduce {
+		parts = c.parts(in.X())
+	}
 	if _, there := c.given[i]; !there && c.shares(members) {
-		c.given[i] = m
+		c.given[i] = parts
 	}
 	for _, r := range members {
 		other := c.codes[c.p.Ranks[r].Code]
@@ -435,17 +440,57 @@ func (c *interpreted) collective(i int32, in *Instr) bool {
 		if !there {
 			return false
 		}
-		m = c.added(m, theirs, nil)
+		parts = c.addedParts(parts, theirs)
 	}
 	c.round[group]++
-	if bit := uint64(1) << min(group, 63); len(members) > 1 && m.formula != 0 {
-		if m.summed&bit != 0 && group < 63 {
-			c.wrong(nil, "sums %s over group %s a second time", c.code.Buffers[in.X().Buffer].Name, c.p.Groups[group])
+	for k := range parts {
+		m := &parts[k].meaning
+		if bit := uint64(1) << min(group, 63); len(members) > 1 && m.formula != 0 {
+			if m.summed&bit != 0 && group < 63 {
+				c.wrong(nil, "sums %s over group %s a second time", c.code.Buffers[in.X().Buffer].Name, c.p.Groups[group])
+			}
+			m.summed |= bit
 		}
-		m.summed |= bit
 	}
-	c.write(in.Y(), m)
+	if in.Op == ReduceScatter {
+		c.write(in.Y(), parts[0].meaning)
+		return true
+	}
+	c.clear(in.Y())
+	for _, p := range parts {
+		p.lo, p.hi = p.lo+in.Y().Offset, p.hi+in.Y().Offset
+		c.buffers[in.Y().Buffer] = append(c.buffers[in.Y().Buffer], p)
+	}
 	return true
+}
+
+// parts returns the meanings of the parts of a view, in order, from its start on. What is not known has no part.
+func (c *interpreted) parts(v *View) (list []piece) {
+	lo, hi := v.Offset, v.Offset+v.Bytes()
+	for _, p := range c.buffers[v.Buffer] {
+		if p.hi > lo && p.lo < hi {
+			p.lo, p.hi = max(p.lo, lo)-lo, min(p.hi, hi)-lo
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b piece) int { return cmp.Compare(a.lo, b.lo) })
+	return list
+}
+
+// addedParts returns the parts of a sum of two values: where either is not known, nor is the sum.
+func (c *interpreted) addedParts(a, b []piece) (sum []piece) {
+	for i, j := 0, 0; i < len(a) && j < len(b); {
+		lo, hi := max(a[i].lo, b[j].lo), min(a[i].hi, b[j].hi)
+		if lo < hi {
+			sum = append(sum, piece{lo, hi, c.added(a[i].meaning, b[j].meaning, nil)})
+		}
+		if a[i].hi == hi {
+			i++
+		} else {
+			j++
+		}
+	}
+	return sum
 }
 
 // alike returns, for each group of a rank, the first that has the same members.

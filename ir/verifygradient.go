@@ -61,6 +61,10 @@ func (c *interpreted) compute(in *Instr) {
 			}
 		}
 	}
+	if in.Op == ExpertBias {
+		c.balance(in, &args)
+		return
+	}
 	if in.Info().Updates || in.Op == Nesterov {
 		c.update(in, &args)
 		return
@@ -112,6 +116,8 @@ func (c *interpreted) known(in *Instr, args *[maxArgs]meaning, gradients int) {
 		c.accumulate(in, 0, meaning{formula: formula(mix(uint64(ExpertCounts), in.Attr("top").Bits, args[1].key())), cover: args[1].rows.covered(in.Args[1].Rows())})
 	case in.Op == RouterLossGrad:
 		c.routerLoss(in, args)
+	case in.Op == ExpertLoad: // the gathered rows of ranks are those of all of them
+		c.accumulate(in, 0, meaning{formula: loadOf(args[1].formula), moved: args[1].moved, cover: args[1].rows.covered(in.Args[1].Rows())})
 	case gradientOf[in.Op] < NumOps:
 		c.gradient(in, args)
 	case gradients > 0:
@@ -226,6 +232,9 @@ func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
 			continue
 		}
 		m := meaning{formula: outs[j], rows: r, chain: chain}
+		if in.Op == Route {
+			m.moved = args[in.Info().operand("logits")].moved
+		}
 		if in.Op == CrossEntropy && r.n > 0 {
 			m.cover = r.covered(in.Arg("stats").Shape[1])
 		}
@@ -781,6 +790,29 @@ func (c *interpreted) update(in *Instr, args *[maxArgs]meaning) {
 			c.write(&in.Args[k], m)
 		}
 	}
+}
+
+// loadOf returns the formula of the load of experts that a route has chosen.
+func loadOf(experts formula) formula { return formula(mix(uint64(ExpertLoad), uint64(experts))) }
+
+// balance interprets expert_bias, which reads the load of the experts that it is added to the scores of.
+func (c *interpreted) balance(in *Instr, args *[maxArgs]meaning) {
+	w, load := args[0].formula, args[1]
+	t, ok := c.tensors[w]
+	if !ok {
+		return
+	}
+	corrects := slices.ContainsFunc(c.nodes[w].uses, func(use formula) bool {
+		n := c.nodes[use]
+		return n != nil && n.op == Route && n.args[Ops[Route].operand("correction")] == w && loadOf(n.outs[Ops[Route].operand("experts")]) == load.formula
+	})
+	if !corrects {
+		c.wrong(c.origin(load.formula), "load is not that of the experts to whose scores %s is added", c.p.Tensors[t].Name)
+		return
+	}
+	c.compareCovers(c, load.cover, c.next)
+	load.summed |= load.moved
+	c.reduced(in, t, load)
 }
 
 // orthogonal checks that the updates of matrices of equal shapes are computed alike.

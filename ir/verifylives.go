@@ -360,7 +360,7 @@ const (
 )
 
 // verifyUpdates checks that a step updates all states of each trained tensor on all ranks, each as a whole. A tensor
-// is trained if a step updates a state of it, or if it has a state other than weights.
+// is trained if a step updates a state of it, if it has a state other than weights, or if the header does not list it as frozen.
 func verifyUpdates(p *Program, updated [][]extent, all *findings) {
 	trained := map[int32]string{} // with the reason
 	for c := range updated {
@@ -371,6 +371,8 @@ func verifyUpdates(p *Program, updated [][]extent, all *findings) {
 				trained[s.Tensor] = fmt.Sprintf("it has a %s on %s", s.Role, p.Codes[c].Name)
 			case e != none:
 				trained[s.Tensor] = "its weight is updated on " + p.Codes[c].Name
+			case p.Run.Optimizer != "" && !slices.Contains(p.Run.Frozen, p.Tensors[s.Tensor].Name):
+				trained[s.Tensor] = "it is not frozen"
 			}
 		}
 	}

@@ -568,6 +568,9 @@ var trainKeys = []*Key{
 	{Block: blockTrain, Name: "grad_reduce", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
 		Doc: "Data type in which ranks sum the gradients of matrices that they divide. A rank always adds up its own gradients in f32. With `bf16`, it then rounds them, which halves the bytes that ranks and replicas exchange; `docs/precision.md` says how sums are rounded. The norm and the update read the rounded sum.",
 		set: func(s *Spec, v value) { s.Train.GradReduce = v.name }},
+	{Block: blockTrain, Name: "moe_router_bias_update_rate", takes: notNegative(dimCount), Default: "0", Example: "0.001",
+		Doc: "By how much a step changes what `model.e_score_correction_bias` adds to the scores of experts, so that their loads become equal (DeepSeek-V3, which uses 0.001): each number grows by this much if fewer tokens of the batch, over all replicas, chose the expert than the mean of the layer's experts, and falls by as much if more did. 0: the numbers stay as they are. A step that `guard` skips does not change them.",
+		set: func(s *Spec, v value) { s.Train.BiasRate = v.num }},
 	{Block: blockTrain, Name: "guard", Default: "skip()", Example: "skip(spikes = 10, stop = 20)",
 		takes: valueType{calls: []callType{
 			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or are too large, does not change weights or optimizer state"},

@@ -124,6 +124,7 @@ type Train struct {
 	DecaySteps int       `json:"decay_steps,omitempty"` // only for warmup_stable_decay; otherwise 0
 	DecayType  string    `json:"decay_type,omitempty"`  // cosine | linear | sqrt, only for warmup_stable_decay
 	GradClip   float64   `json:"grad_clip"`             // global L2 norm; 0: off
+	BiasRate   float64   `json:"moe_router_bias_update_rate,omitempty"`
 	GradReduce string    `json:"grad_reduce,omitempty"` // f32 | bf16: how gradients are summed over ranks
 	Guard      Guard     `json:"guard"`
 	Data       Data      `json:"data"`

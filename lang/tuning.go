@@ -279,8 +279,14 @@ func (c *checker) tuning() {
 				"%q is not a pattern of names", pattern)
 		}
 	}
+	if c.Train.BiasRate > 0 && !m.Correction {
+		c.fail("train.moe_router_bias_update_rate", Conflict, "model.e_score_correction_bias = true, or omit it", "nothing is added to the scores of experts that steps could change")
+	}
 	if m.Adapter == "" {
 		return
+	}
+	if c.Train.BiasRate > 0 {
+		c.fail("train.moe_router_bias_update_rate", Conflict, "omit it", "with an adapter, all tensors of the model are frozen, and experts are chosen as before")
 	}
 	if len(c.Train.Freeze) > 0 {
 		c.fail("train.freeze", Conflict, "omit freeze", "with an adapter, all tensors of the model are already frozen")

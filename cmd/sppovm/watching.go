@@ -141,7 +141,7 @@ func (r *training) record(result *train.StepResult) error {
 	}
 	s := &watch.Step{
 		Step: result.Step, Loss: number(result.Loss), TokensPerSecond: number(result.TokensPerSecond), Seconds: number(result.Seconds),
-		GradNorm: number(result.GradNorm), LR: number(result.LR), Skipped: result.Skipped, GradNorms: norms,
+		GradNorm: number(result.GradNorm), LR: number(result.LR), Skipped: result.Skipped, GradNorms: norms, ExpertLoad: watch.LoadsOf(result.ExpertLoad),
 	}
 	if split != nil {
 		s.Split = watch.SplitOf(*split)

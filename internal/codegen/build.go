@@ -265,13 +265,14 @@ func (s *lowering) synchronise() {
 func (l *layout) describeUpdate(run *ir.Run) {
 	o := &l.plan.Train.Optimizer
 	run.Optimizer, run.Momentum, run.Eps, run.WeightDecay, run.MaxNorm = o.Kind, o.Momentum, o.Eps, o.WeightDecay, l.plan.Train.GradClip
+	run.BiasRate = l.plan.Train.BiasRate
 	for _, group := range lang.TensorGroups {
 		if o.NoDecay.Has(group) {
 			run.NoDecay = append(run.NoDecay, group)
 		}
 	}
 	l.plan.Graph().EachTensor(func(name string, p *graph.Param) {
-		if p.Frozen {
+		if p.Frozen && !l.model.Balances(p, name, l.plan.Train.BiasRate) {
 			run.Frozen = append(run.Frozen, name)
 		}
 	})

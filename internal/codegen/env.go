@@ -101,7 +101,7 @@ func (e *env) node(n *graph.Node) {
 		e.at[n.Args[0].Value] = e.find(n.Args[1].Value)
 		return
 	}
-	if n.Op == ir.ExpertCounts && !(e.s.trains() && e.block.ReadsBack(n.Args[0].Value)) {
+	if n.Op == ir.ExpertCounts && !(e.s.trains() && e.block.ReadsBack(n.Args[0].Value)) || n.Op == ir.ExpertLoad && !e.s.trains() {
 		return
 	}
 	if e.attends(n) {
@@ -205,6 +205,8 @@ func (e *env) find(value int) place {
 		e.put(value, e.params[v.Param].weight, 0)
 	case graph.WeightGrad:
 		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
+	case graph.Load:
+		e.put(value, e.s.numbers.load, ir.Bytes(e.layer)*v.Bytes(e.size))
 	case graph.Tally, graph.Carry, graph.CarryGrad:
 		e.put(value, e.kvBuffer(value), 0)
 	case graph.Cache, graph.CacheGrad:

@@ -39,6 +39,7 @@ type numbers struct {
 	norm           uint32  // of the gradients
 	spike          ir.View // the largest norm at which weights are still updated, or absent
 	dropout        uint32  // key of the step's dropout
+	load           uint32  // of the experts of all layers
 }
 
 // work holds the tasks of a section, and what their instructions have in common.
@@ -146,6 +147,9 @@ func (s *lowering) lowerInit() {
 	if s.model.Gives(graph.ValueDropout) {
 		s.numbers.dropout = s.resultOf(ir.ResultDropout, ir.I32, 2)
 	}
+	if n := s.loads(); n > 0 {
+		s.numbers.load = s.result(ir.ResultExpertLoad, n)
+	}
 	if s.last() && s.model.Masked {
 		s.numbers.factors[0] = s.result(ir.ResultWeight, 1)
 		if s.plan.Train.Validates() {
@@ -191,6 +195,9 @@ func (s *lowering) lowerStep() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.numbers.loss, ir.F32, 1)}, ir.Float(0))
 	}
+	if n := s.loads(); n > 0 {
+		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.numbers.load, ir.F32, n)}, ir.Float(0))
+	}
 	s.loadDocuments(s.plan.Parallel.Microbatches)
 	s.setTasks(s.plan.Tasks[s.rank], s.training.pipeline, s.rank)
 	for _, st := range s.order.steps[s.rank] {
@@ -199,6 +206,9 @@ func (s *lowering) lowerStep() {
 	s.optimizer()
 	s.end()
 }
+
+// loads returns the number of elements of ResultExpertLoad, which all ranks have: they may share tasks of other stages.
+func (l *layout) loads() int64 { return int64(l.model.Layers * l.model.Experts) }
 
 // setTasks sets the tasks of a section, and lists their actions.
 func (s *lowering) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {

@@ -53,6 +53,7 @@ func (s *lowering) optimizer() {
 	}
 	s.completeGradients()
 	s.gradNorm()
+	s.balanceExperts()
 	sent := -1 // buffer with weights that are being sent while the next parameter is updated
 	for _, p := range s.trained() {
 		if p.shared != nil {
@@ -149,6 +150,35 @@ func (s *lowering) applyUpdate(p *param, given map[string]ir.View) {
 			in.Stream = ir.Coll
 		}
 		s.emit(in)
+	}
+}
+
+// balanceExperts sums the load of experts over all ranks that count other tokens or other layers, and changes what is added to the scores of
+// the rank's experts.
+func (s *lowering) balanceExperts() {
+	n := s.loads()
+	if n == 0 {
+		return
+	}
+	load := vector(s.numbers.load, ir.F32, n)
+	group, members := s.model.Counters()
+	for _, by := range []struct {
+		ranks, group int
+		stream       ir.Stream
+	}{{members, group, ir.Coll}, {s.plan.Parallel.PP, graph.GroupPP, ir.Coll}, {s.plan.Parallel.DP, graph.GroupDP, s.paramStream()}} {
+		if by.ranks > 1 {
+			s.allReduce(by.stream, load, int64(by.group))
+		}
+	}
+	for _, l := range s.layers() {
+		for _, p := range s.weights.layer[l] {
+			if !s.model.Balances(p.Param, p.name, s.plan.Train.BiasRate) {
+				continue
+			}
+			own := vector(s.numbers.load, ir.F32, p.Local[0])
+			own.Offset = ir.Bytes(int64(l)*p.Local[0]) * ir.F32.Bytes()
+			s.op(ir.ExpertBias, ir.Compute, []ir.View{p.view(p.kept, ir.F32), own, vector(s.numbers.norm, ir.F32, 2)}, ir.Float(s.plan.Train.BiasRate))
+		}
 	}
 }
 

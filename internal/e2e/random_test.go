@@ -144,6 +144,9 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 		experts := drawExperts(rand.New(rand.NewPCG(uint64(sum), 0)), layers, strings.Contains(d.text, "bias = "))
 		d.model.Traits += "\n" + experts
 		d.text = strings.Replace(d.text, "  init_std", lines(experts)+"  init_std", 1)
+		if strings.Contains(experts, "e_score_correction_bias") && !strings.HasPrefix(d.model.Tuning, "adapter") {
+			d.text = strings.Replace(d.text, "  grad_clip = 1\n", "  grad_clip = 1\n  moe_router_bias_update_rate = 0.1\n", 1)
+		}
 	}
 	d.spreadExperts(sp)
 	if sum := crc32.ChecksumIEEE([]byte("linear" + d.text)); sum%4 == 0 { // nor is this

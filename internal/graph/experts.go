@@ -29,6 +29,7 @@ type choice struct {
 	rows                  Rows
 	top                   int64
 	weights, places, ends int
+	chosen                int
 	slots                 int64   // the most places of a row
 	share                 float64 // of the rows in the order of experts that there are if all experts have equally many
 }
@@ -107,6 +108,7 @@ func (g *Model) experts(b *builder, x int) int {
 	gathered := g.gatherRows(b, logits, "router.gathered")
 	g.routerLoss(b, logits, gathered, e)
 	to := g.route(b, "route", gathered, correction, e, int64(g.TopExperts), g.expertsLocal(), g.routing())
+	b.node(ir.ExpertLoad, []Attr{truth("accumulate")}, all(b.value(Value{Name: "router.load", Kind: Load, Rows: Fixed, Count: e, DType: ir.F32})), all(to.chosen))
 	own := in
 	if g.LatentSize > 0 {
 		own = g.gatherRows(b, g.latent(b, "in", x, int64(g.Hidden), h, g.InitStd), "latent.gathered")
@@ -213,18 +215,30 @@ func (g *Model) routerLoss(b *builder, logits, gathered int, experts int64) {
 	if g.RouterZLoss == 0 && balance == 0 {
 		return
 	}
-	l := routerLoss{counts: Missing, of: GroupSP, members: g.SP, attrs: []Attr{
+	l := routerLoss{counts: Missing, attrs: []Attr{
 		integer("scores", scores[g.Scoring]), from("batch", FromBatch),
 		{Name: "z", Source: PerToken, Value: ir.Float(2 * g.RouterZLoss)}, {Name: "balance", Source: PerToken, Value: ir.Float(balance)},
 	}}
 	if balance > 0 {
 		l.counts = b.value(Value{Name: "router.counts", Kind: Tally, Rows: PerSequence, Cols: experts, DType: ir.F32})
 		b.node(ir.ExpertCounts, []Attr{integer("top", int64(g.TopExperts)), from("batch", FromBatch), from("accumulate", NotFirst)}, all(l.counts), all(gathered))
-		if g.Spread || !g.Replicates() {
-			l.of, l.members = GroupRing, g.SP/g.ExpertRanks()
-		}
+		l.of, l.members = g.Counters()
 	}
 	b.losses[logits] = l
+}
+
+// Counters returns the group of ranks of a stage that count the choices of different tokens, and the number of its members. Ranks that
+// divide experts, or have different ones, count those of the same tokens.
+func (g *Model) Counters() (group, members int) {
+	if g.Replicates() && !g.Spread {
+		return GroupSP, g.SP
+	}
+	return GroupRing, g.SP / g.ExpertRanks()
+}
+
+// Balances reports whether a step changes a parameter, whose tensor has the given name, at some rate according to the load of experts.
+func (g *Model) Balances(p *Param, tensor string, rate float64) bool {
+	return p.Constant && rate > 0 && !lang.Freezes(&g.Model, g.Freeze, tensor, p.Group())
 }
 
 // penalize adds the gradient of the losses of a router, if the value is its logits.
@@ -258,8 +272,8 @@ func (g *Model) route(b *builder, name string, logits int, correction Arg, exper
 		places:  b.value(Value{Name: name + ".places", Rows: rows, Cols: top, DType: ir.I32}),
 		ends:    b.value(Value{Name: name + ".ends", Rows: Fixed, Count: own, DType: ir.I32}),
 	}
-	chosen := b.value(Value{Name: name + ".experts", Rows: rows, Cols: top, DType: ir.I32})
-	b.node(ir.Route, append(attrs, integer("top", top)), all(to.weights), all(chosen), all(to.places), all(to.ends), all(logits), correction)
+	to.chosen = b.value(Value{Name: name + ".experts", Rows: rows, Cols: top, DType: ir.I32})
+	b.node(ir.Route, append(attrs, integer("top", top)), all(to.weights), all(to.chosen), all(to.places), all(to.ends), all(logits), correction)
 	return to
 }
 

@@ -41,6 +41,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.CopyD2D:       carryGradient,
 	ir.Fill:          func(*builder, Node) {},
 	ir.ExpertCounts:  func(*builder, Node) {}, // constants; matmul's rule reads them
+	ir.ExpertLoad:    func(*builder, Node) {},
 	ir.Rotate:        func(*builder, Node) {}, // attention's rule sends keys and their gradients around the ring
 	ir.LoadTokens:    func(*builder, Node) {},
 }

@@ -43,6 +43,7 @@ const (
 	Cache                  // K or V of the whole sequence, or of the subsequence if it is streamed: Type-0
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Tally                  // a sum over the subsequences of a sequence, made by forward passes and read by backward passes
+	Load                   // how often each expert was chosen in a step: all passes of the layer add to it
 	Weight                 // a parameter
 	WeightGrad             // gradient of a parameter, accumulated over the step
 	Carry                  // passes from the end of a subsequence to the start of the next, which replaces it

@@ -62,6 +62,7 @@ func (v *prover) demand() {
 	case ir.SectionStep:
 		v.demandResult(ir.ResultLoss, v.ref.loss)
 		v.demandResult(ir.ResultGradNorm, v.ref.normed)
+		v.demandLoads()
 		v.proof.Frozen = len(v.p.Run.Frozen)
 		v.proof.Trained = len(v.p.Tensors) - v.proof.Frozen
 	case ir.SectionEval:
@@ -147,6 +148,38 @@ func (v *prover) demandResult(name string, want value) {
 	}
 	if !found && name != ir.ResultGradNorm {
 		panic(&Refusal{Rank: -1, Problem: "no rank has the result " + name})
+	}
+}
+
+// demandLoads checks the load of the experts of all layers.
+func (v *prover) demandLoads() {
+	var want []piece
+	n := int64(v.ref.Experts)
+	for i := range v.ref.Layers {
+		if load := v.ref.loads[i]; load.isZero() {
+			want = join(want, uniform(&content{}, n, 4))
+		} else {
+			want = made(want, matrix(interval{0, n}, full), &content{value: load})
+		}
+	}
+	for _, r := range v.ranks {
+		for k := range r.code.Results {
+			x := &r.code.Results[k]
+			if x.Name != ir.ResultExpertLoad {
+				continue
+			}
+			list, err := r.pieces(&x.View)
+			at := &call{prover: v, rank: r, in: &ir.Instr{}}
+			if err != nil || x.View.Elements() != n*int64(v.ref.Layers) {
+				v.refuseEnd(r, &piece{}, "the result %s is not that of %d experts in each layer: %v", x.Name, n, err)
+			}
+			both := at.alignBy(elementsOf, list, want)
+			for i := range both[0] {
+				if p, q := &both[0][i], &both[1][i]; p.content == nil || p.content.value != q.content.value || p.rectangle != q.rectangle || len(p.parts) > 0 {
+					v.refuseEnd(r, p, "the result %s should be %s, but is %s", x.Name, v.ref.describe(q), v.ref.describe(p))
+				}
+			}
+		}
 	}
 }
 

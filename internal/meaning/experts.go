@@ -2,6 +2,7 @@ package meaning
 
 import (
 	"slices"
+	"strconv"
 
 	"sppo.dev/ir"
 )
@@ -119,6 +120,7 @@ func (l *layer) experts(x value) value {
 		correction = []value{l.weight(l.name("router.correction"))}
 	}
 	m.router = l.route("router", x, int64(l.Experts), l.has("router"), l.modelRouter(), int64(l.ExpertGroups), int64(l.TopGroups), correction...)
+	l.loads[l.number] = l.overTokens("the load of the experts of layer "+strconv.Itoa(l.number), ir.ExpertLoad, newKey("expert_load"), m.router.results[routeExperts])
 	own := x
 	if l.LatentSize > 0 {
 		own = l.linear("latent.w_in", "", false, x, int64(l.Hidden), h)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sppo.dev/ir"
@@ -436,7 +437,7 @@ func (l *layer) branchGradient(i int, dy value, biased bool, bias string, f func
 // updates adds the norm of the gradient and the updates of all tensors that are trained.
 func (r *reference) updates(p *ir.Program) {
 	for i := range p.Tensors {
-		if r.trained(p, i) {
+		if r.trained(p, i) && !r.balanced(p, i) {
 			r.squares = r.squares.plus(r.add("the squares of "+r.names[r.gradients[i]], ir.SumSq,
 				term{kind: overAll, need: box{full, {0, r.shapes[i][0]}, {0, r.shapes[i][1]}, full}}, newKey("sumsq"), r.gradients[i]))
 		}
@@ -450,6 +451,9 @@ func (r *reference) updates(p *ir.Program) {
 	for i := range p.Tensors {
 		w, g, name := r.weights[i], r.gradients[i], p.Tensors[i].Name
 		switch kind := r.run.Optimizer; {
+		case r.balanced(p, i):
+			layer, _ := strconv.Atoi(strings.Split(name, ".")[1])
+			r.after[ir.RoleWeight][i] = r.plain("the updated "+name, ir.ExpertBias, newKey("expert_bias"), w, r.loads[layer], r.normed)
 		case !r.trained(p, i):
 		case kind == "adamw", kind == "muon" && !matrixOfLayer(&p.Tensors[i]):
 			operands := []value{w, r.states[ir.RoleMoment1][i], r.states[ir.RoleMoment2][i], g, step, r.normed}
@@ -477,6 +481,11 @@ func (r *reference) updates(p *ir.Program) {
 // matrixOfLayer reports whether a tensor is one that Muon updates.
 func matrixOfLayer(t *ir.Tensor) bool {
 	return strings.HasPrefix(t.Name, "layer.") && !slices.Contains([]string{"norms", "biases"}, groupOf(t))
+}
+
+// balanced reports whether a step changes a tensor according to the load of experts.
+func (r *reference) balanced(p *ir.Program, i int) bool {
+	return r.trained(p, i) && strings.HasSuffix(p.Tensors[i].Name, ".router.correction")
 }
 
 // trained reports whether a step updates a tensor.

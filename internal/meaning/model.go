@@ -34,14 +34,15 @@ type reference struct {
 	loss       value
 	losses     value // of each token
 	normed     value
-	documents  bool // sequences may contain several documents
-	masked     bool // some labels are left out of the loss
+	loads      map[int]value // of the experts of a layer
+	documents  bool          // sequences may contain several documents
+	masked     bool          // some labels are left out of the loss
 }
 
 // newReference returns the reference of a section.
 func newReference(p *ir.Program, s ir.Section) *reference {
 	r := &reference{
-		Model: &p.Model, run: &p.Run, section: s, terms: map[value]*term{}, names: map[value]string{}, decays: map[value]float64{}, owners: map[value]int{}, tensors: map[string]int64{},
+		Model: &p.Model, run: &p.Run, section: s, terms: map[value]*term{}, names: map[value]string{}, decays: map[value]float64{}, owners: map[value]int{}, tensors: map[string]int64{}, loads: map[int]value{},
 		batch: int64(p.Run.Batch), sequence: p.Run.Sequence, vocabulary: int64(p.Model.Vocab), documents: p.Run.DataOptions.Packs(), masked: p.Run.DataOptions.Marked(),
 	}
 	if s == ir.SectionEval {

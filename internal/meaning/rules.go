@@ -18,7 +18,7 @@ func init() {
 		ir.Attention: attention, ir.AttentionGrad: attentionGrad, ir.AttentionMerge: attentionMerge, ir.AttentionDelta: attentionDelta,
 		ir.AttentionSink: attentionSink, ir.AttentionSinkGrad: attentionSinkGrad,
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
-		ir.Route: route, ir.RouteGrad: routeGrad, ir.ExpertCounts: expertCounts, ir.RouterLossGrad: routerLossGrad, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
+		ir.Route: route, ir.RouteGrad: routeGrad, ir.ExpertCounts: expertCounts, ir.RouterLossGrad: routerLossGrad, ir.ExpertLoad: expertLoad, ir.ExpertBias: expertBias, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
 		ir.MatmulGrouped: matmulGrouped, ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 		ir.Scan: scan, ir.ScanGrad: scanGrad, ir.Conv: conv, ir.ConvGrad: convGrad, ir.Decay: decay, ir.DecayGrad: decayGrad,
 		ir.ScaleColumns: scaleColumns, ir.ScaleColumnsGrad: scaleColumnsGrad,

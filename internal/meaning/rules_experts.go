@@ -265,6 +265,22 @@ func routerLossGrad(c *call) {
 	c.write("dlogits", out)
 }
 
+// expertLoad counts over tokens.
+func expertLoad(c *call) {
+	c.write("load", c.overRows(newKey("expert_load"), [][]piece{c.operand("experts")}, func(p []piece) (rectangle, box) {
+		return matrix(interval{0, c.in.Arg("load").Elements()}, full), p[0].tokens()
+	}))
+}
+
+func expertBias(c *call) {
+	w, load, norm := c.only("w"), c.only("load"), c.only("norm")
+	c.number("rate", c.ref.run.BiasRate)
+	if w.rows() != load.rows() {
+		c.refuse("changes %s by %s", c.ref.describe(&w), c.ref.describe(&load))
+	}
+	c.write("w", made(nil, w.rectangle, c.make(newKey("expert_bias"), nil, w.rectangle, w.value, load.value, norm.value)))
+}
+
 func permuteKey(top int64) key       { return newKey("permute").int(top) }
 func permuteGradKey(top int64) key   { return newKey("permute_grad").int(top) }
 func unpermuteKey(top int64) key     { return newKey("unpermute").int(top) }

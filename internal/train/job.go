@@ -74,6 +74,7 @@ type StepResult struct {
 	LR              float64
 	Seconds         float64
 	TokensPerSecond float64
+	ExpertLoad      [][]float64 // by layer: how often tokens of the batch chose each expert; empty for layers without experts
 }
 
 // rank is a goroutine that makes all calls to one device. A rank of another process has neither goroutine nor
@@ -289,6 +290,9 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	if result.Loss, err = j.scalar(ir.ResultLoss); err != nil {
 		return StepResult{}, err
 	}
+	if result.ExpertLoad, err = j.expertLoad(); err != nil {
+		return StepResult{}, err
+	}
 	norm, err := j.vector(ir.ResultGradNorm)
 	if len(norm) < 2 || err != nil {
 		return result, err
@@ -300,6 +304,25 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 		j.norms = j.norms.with(norm[0])
 	}
 	return result, nil
+}
+
+// expertLoad reads the load of experts, or returns nil if the model has none.
+func (j *Job) expertLoad() (by [][]float64, err error) {
+	all, err := j.vector(ir.ResultExpertLoad)
+	if len(all) == 0 || err != nil {
+		return nil, err
+	}
+	for layer := range slices.Chunk(all, max(1, j.program.Model.Experts)) {
+		var load []float64
+		for _, n := range layer {
+			load = append(load, float64(n))
+		}
+		if slices.Max(load) == 0 {
+			load = nil
+		}
+		by = append(by, load)
+	}
+	return by, nil
 }
 
 // elapsed returns the duration of a section: as measured by the devices' clocks or, if they have none, by this

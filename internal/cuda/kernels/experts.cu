@@ -178,6 +178,18 @@ KERNEL(count_sequences, (float *counts, const int *chosen, i64 rows, i64 top, i6
     if (threadIdx.x == 0) counts[blockIdx.x] = (accumulate ? counts[blockIdx.x] : 0.0f) + count;
 }
 
+// expert_bias compares loads with their mean in f64, which is exact. It has one block.
+KERNEL(expert_bias, (float *w, const float *load, const float *norm, i64 experts, double rate)) {
+    double total = 0;
+    for (i64 e = threadIdx.x; e < experts; e += blockDim.x) total += (double)load[e];
+    total = block_sum(total);
+    if (norm[1] < 0) return; // the step is skipped
+    for (i64 e = threadIdx.x; e < experts; e += blockDim.x) {
+        const double own = (double)load[e] * (double)experts;
+        if (own != total) w[e] += own < total ? (float)rate : -(float)rate;
+    }
+}
+
 // A warp computes the gradient of the losses of a row of logits.
 template <class T, class D>
 DEV void router_loss_grad(D *dlogits, const T *logits, const float *counts, i64 rows, i64 experts, i64 batch, i64 scores, double z,

@@ -36,6 +36,8 @@ var table = [ir.NumOps]struct {
 	ir.RouteGrad:               {"experts.cu", routeGrad},
 	ir.ExpertCounts:            {"experts.cu", expertCounts},
 	ir.RouterLossGrad:          {"experts.cu", routerLossGrad},
+	ir.ExpertLoad:              {"experts.cu", expertLoad},
+	ir.ExpertBias:              {"experts.cu", expertBias},
 	ir.Permute:                 {"experts.cu", permuteRows},
 	ir.PermuteGrad:             {"experts.cu", permuteGrad},
 	ir.Unpermute:               {"experts.cu", unpermuteRows},

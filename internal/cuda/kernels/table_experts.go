@@ -58,6 +58,16 @@ func expertCounts(b *binder) {
 	b.launch("count_sequences", rows(batch*experts), "counts", chosen, r, top, batch, experts, b.int("accumulate"))
 }
 
+func expertLoad(b *binder) {
+	r, top := b.shape("experts")
+	experts := b.elements("load")
+	b.launch("count_sequences", rows(experts), "load", "experts", r, top, int64(1), experts, b.int("accumulate"))
+}
+
+func expertBias(b *binder) {
+	b.launch("expert_bias", rows(1), "w", "load", "norm", b.elements("w"), b.float("rate"))
+}
+
 func routerLossGrad(b *binder) {
 	r, experts := b.shape("logits")
 	b.launch("router_loss_grad_"+b.types("dlogits", "logits"), rows(ceil(r, 8)), "dlogits", "logits", "counts", r, experts, b.int("batch"), b.int("scores"), b.float("z"), b.float("balance"))

@@ -111,7 +111,7 @@ func (g *gauge) persist() {
 	if g.graph.Masked {
 		scalars += 2 // label weights of steps and validations
 	}
-	g.now[TermWeights] = scalars * ir.Alignment
+	g.now[TermWeights] = scalars*ir.Alignment + graph.Align(ir.Bytes(g.graph.Layers*g.graph.Experts)*ir.F32.Bytes()) // the load of experts
 	if g.graph.Gives(graph.ValuePositions) {
 		z := g.sizes[0]
 		g.now[TermKV] = ir.Bytes(g.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())

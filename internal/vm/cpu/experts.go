@@ -12,6 +12,7 @@ var checkedKernels = map[ir.Op]func(*binder) func() error{
 	ir.Unpermute:               unpermute,
 	ir.UnpermuteGrad:           unpermuteGrad,
 	ir.RouteGrad:               routeGrad,
+	ir.ExpertLoad:              expertLoad,
 	ir.MatmulGrouped:           matmulGrouped,
 	ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
 }
@@ -54,6 +55,22 @@ func expertCounts(b *binder) func() {
 			clear(counts)
 		}
 		simd.CountExperts(pool, counts, logits, top, experts, rows)
+	}
+}
+
+func expertLoad(b *binder) func() error {
+	load, experts, accumulate := b.floats("load"), b.ints("experts"), b.bool("accumulate")
+	return func() error {
+		if err := simd.CheckExperts(experts, len(load)); err != nil {
+			return err
+		}
+		if !accumulate {
+			clear(load)
+		}
+		for _, e := range experts {
+			load[e]++
+		}
+		return nil
 	}
 }
 

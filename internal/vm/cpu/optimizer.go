@@ -14,6 +14,8 @@ var optimizerKernels = kernelTable{
 	ir.Nesterov:  nesterov,
 	ir.Axpby:     axpby,
 	ir.Normalize: normalize,
+
+	ir.ExpertBias: expertBias,
 }
 
 func adamW(b *binder) func() {
@@ -96,6 +98,28 @@ func sgd(b *binder) func() {
 			}
 		})
 		clear(padding)
+	}
+}
+
+// expertBias compares loads with their mean in f64, which is exact.
+func expertBias(b *binder) func() {
+	w, load, norm, rate := b.floats("w"), b.floats("load"), b.floats("norm"), float32(b.float("rate"))
+	return func() {
+		if norm[1] < 0 {
+			return
+		}
+		total := 0.0
+		for _, n := range load {
+			total += float64(n)
+		}
+		for e, n := range load {
+			switch own := float64(n) * float64(len(load)); {
+			case own < total:
+				w[e] += rate
+			case own > total:
+				w[e] -= rate
+			}
+		}
 	}
 }
 

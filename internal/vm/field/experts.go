@@ -144,6 +144,28 @@ func routerLossGrad(c *call) {
 	}
 }
 
+func expertLoad(c *call) {
+	load := c.operand("load")
+	if !c.bool("accumulate") {
+		load.clear()
+	}
+	for _, e := range c.ints("experts") {
+		load.put(int(e), element{value: 1}, true)
+	}
+}
+
+// expertBias adds hashes of an expert's load and of the sum of all to biases.
+func expertBias(c *call) {
+	w, load, total := c.operand("w"), c.operand("load"), zero
+	for e := range load.len() {
+		total = total.plus(load.at(e))
+	}
+	for e := range load.len() {
+		step := named("expert_bias").of(load.at(e), total, c.operand("norm").at(1)).element().times(c.constant("rate"))
+		w.set(e, w.at(e).plus(step))
+	}
+}
+
 // noPlace is the place of a row whose expert is not one of the rank's: -1.
 const noPlace = math.MaxUint32
 

@@ -33,6 +33,8 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.RouteGrad:               routeGrad,
 	ir.ExpertCounts:            expertCounts,
 	ir.RouterLossGrad:          routerLossGrad,
+	ir.ExpertLoad:              expertLoad,
+	ir.ExpertBias:              expertBias,
 	ir.Permute:                 permute,
 	ir.PermuteGrad:             permuteGrad,
 	ir.Unpermute:               unpermute,

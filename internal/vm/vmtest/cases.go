@@ -49,6 +49,8 @@ var cases = [ir.NumOps]func(*suite){
 	ir.Route:                   caseRoute,
 	ir.RouteGrad:               caseRouteGrad,
 	ir.ExpertCounts:            caseExpertCounts,
+	ir.ExpertLoad:              caseExpertLoad,
+	ir.ExpertBias:              caseExpertBias,
 	ir.RouterLossGrad:          caseRouterLossGrad,
 	ir.Permute:                 casePermute,
 	ir.PermuteGrad:             casePermuteGrad,

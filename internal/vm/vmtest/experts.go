@@ -122,6 +122,49 @@ func caseExpertCounts(s *suite) {
 	})
 }
 
+func caseExpertLoad(s *suite) {
+	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
+		s.onOff(func(s *suite, accumulate bool) {
+			load, experts := s.sum(accumulate, r.Experts), r.Choose(logits.data)
+			for i := range load.data {
+				load.data[i] = math.Round(100 * load.data[i])
+			}
+			want := make([]float64, r.Experts)
+			for _, e := range experts {
+				want[e]++
+			}
+			out := s.run(call{op: ir.ExpertLoad, attrs: attrs{"accumulate": truth(accumulate)}, args: args{"load": load, "experts": indices(experts, logits.shape[0], r.Top)}})
+			if want = plus(accumulate, load, want); !slices.Equal(out["load"], want) {
+				s.Fatalf("load is %v, not %v", out["load"], want)
+			}
+		})
+	})
+}
+
+// caseExpertBias has experts with more than the mean, with less and, of the last, exactly the mean.
+func caseExpertBias(s *suite) {
+	for _, n := range []int{1, 7, 300} {
+		s.sub(fmt.Sprint(n), func(s *suite) {
+			const rate = 0.125
+			w, load, norm := s.f32(n), s.f32(n), s.f32(2)
+			for i := range load.data {
+				load.data[i] = float64(1000 + i%3)
+			}
+			if n%3 == 1 {
+				load.data[n-1] = 1001
+			}
+			norm.data[1] = 0.5
+			operands := args{"w": w, "load": load, "norm": norm}
+			run := func() []float64 {
+				return s.run(call{op: ir.ExpertBias, attrs: attrs{"rate": rate}, args: operands})["w"]
+			}
+			s.equal("w", run(), naive.Balance(w.data, load.data, rate), ir.F32)
+			norm.data[1] = -1
+			s.equal("w of a skipped step", run(), w.data, ir.F32)
+		})
+	}
+}
+
 func caseRouterLossGrad(s *suite) {
 	s.eachRouter(func(s *suite, r naive.Router, logits *value) {
 		for i, factors := range [][2]float64{{0.25, 0}, {0, 0.125}, {0.0625, 0.5}} {

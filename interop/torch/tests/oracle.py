@@ -384,6 +384,23 @@ def _(c):
     c.values["counts"] = lambda: torch.randint(0, 50, shape).float()
 
 
+@rule("expert_load")
+def _(c):
+    e = c.sizes["e"] = c.draw.choice([4, 6, 12])
+    c.sizes["top"] = c.draw.randint(1, 4)
+    shape = (c.sizes["r"], c.sizes["top"])
+    c.values["experts"] = lambda: torch.randint(0, e, shape)
+    c.values["load"] = lambda: torch.randint(0, 50, (e,)).float()
+
+
+@rule("expert_bias")
+def _(c):
+    e = c.sizes["e"] = c.draw.choice([4, 6, 12])
+    c.values["load"] = lambda: torch.randint(0, 5, (e,)).float()
+    c.values["norm"] = torch.tensor([2.0, c.draw.choice([1.0, 0.3, -1.0])])
+    pick(c, rate=[0.001, 0.25])
+
+
 @rule("permute", "permute_grad", "unpermute", "unpermute_grad")
 def _(c):
     r, top = c.sizes["r"], c.attributes["top"]

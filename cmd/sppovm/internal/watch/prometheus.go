@@ -29,6 +29,7 @@ type Prometheus struct {
 	expected   prometheus.Gauge
 	memory     *prometheus.GaugeVec // by kind of memory
 	layer      *prometheus.GaugeVec // by layer
+	load       *prometheus.GaugeVec // by layer
 	position   *prometheus.GaugeVec // by positions
 }
 
@@ -71,6 +72,7 @@ func NewPrometheus(port uint16) (*Prometheus, error) {
 		expected:  gauge("predicted_step_seconds", "Duration of a step of the simulated program."),
 		memory:    by("memory_peak_bytes", "Planned peak of the fullest rank.", "memory"),
 		layer:     by("layer_gradient_norm", "Norm of the gradient of a layer.", "layer"),
+		load:      by("layer_expert_load", "Largest load of an expert of a layer, divided by the mean.", "layer"),
 		position:  by("position_loss", "Mean validation loss of tokens at these positions of their sequences.", "positions"),
 	}
 	registry.MustRegister(p.tokens, p.skipped, p.seconds, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -137,5 +139,8 @@ func (p *Prometheus) stepped(r *Step) {
 	}
 	for layer, norm := range r.GradNorms {
 		p.layer.WithLabelValues(layer).Set(float64(norm))
+	}
+	for layer, load := range r.ExpertLoad {
+		p.load.WithLabelValues(layer).Set(float64(load))
 	}
 }

@@ -203,7 +203,27 @@ func charts(l *Log) []*chart {
 	if c := positions(l); c != nil {
 		all = append(all, c)
 	}
+	if slices.ContainsFunc(l.Steps, func(s *Step) bool { return len(s.ExpertLoad) > 0 }) {
+		all = append(all, &chart{Title: "Load of the busiest expert, divided by the mean", lines: []line{
+			{"in the layer where it is largest", "c1", curveOf(l, func(s *Step) Number { return busiest(s.ExpertLoad) }), false},
+			{"mean of all layers", "c2", curveOf(l, func(s *Step) Number { return meanOf(s.ExpertLoad) }), false},
+		}})
+	}
 	return slices.DeleteFunc(all, func(c *chart) bool { return !c.render() })
+}
+
+func busiest(load map[string]Number) (most Number) {
+	for _, x := range load {
+		most = max(most, x)
+	}
+	return most
+}
+
+func meanOf(load map[string]Number) (mean Number) {
+	for _, layer := range layers(load) { // in an order, as sums of floats depend on it
+		mean += load[layer] / Number(len(load))
+	}
+	return mean
 }
 
 // bad describes how many values of a curve are not finite and cannot be drawn, or returns "" if all can.

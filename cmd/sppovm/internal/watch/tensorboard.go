@@ -120,6 +120,9 @@ func stepScalars(r *Step) []scalar {
 	for _, layer := range layers(r.GradNorms) {
 		values = append(values, scalar{"grad_norm/" + layer, float64(r.GradNorms[layer])})
 	}
+	for _, layer := range layers(r.ExpertLoad) {
+		values = append(values, scalar{"expert_load/" + layer, float64(r.ExpertLoad[layer])})
+	}
 	return values
 }
 

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"sppo.dev/internal/train"
@@ -65,9 +66,25 @@ type Step struct {
 	Seconds         Number            `json:"step_s"`
 	GradNorm        Number            `json:"grad_norm"` // before clipping
 	LR              Number            `json:"lr"`
-	Skipped         bool              `json:"skipped,omitempty"`    // weights and optimizer state are unchanged
-	Split           *Split            `json:"split,omitempty"`      // absent if not measured
-	GradNorms       map[string]Number `json:"grad_norms,omitempty"` // by layer; absent if not requested
+	Skipped         bool              `json:"skipped,omitempty"`     // weights and optimizer state are unchanged
+	Split           *Split            `json:"split,omitempty"`       // absent if not measured
+	GradNorms       map[string]Number `json:"grad_norms,omitempty"`  // by layer; absent if not requested
+	ExpertLoad      map[string]Number `json:"expert_load,omitempty"` // by layer with experts: the largest load of an expert, divided by the mean
+}
+
+// LoadsOf returns, by layer, the largest load of an expert, divided by the mean: 1 if all experts process equally many tokens.
+func LoadsOf(load [][]float64) map[string]Number {
+	of := map[string]Number{}
+	for layer, experts := range load {
+		total := 0.0
+		for _, n := range experts {
+			total += n
+		}
+		if total > 0 {
+			of[fmt.Sprintf("layer.%d", layer)] = Number(slices.Max(experts) * float64(len(experts)) / total)
+		}
+	}
+	return of
 }
 
 // Split divides the time that all ranks spend on a step into shares that add up to 1. internal/vm/sim defines the parts.

@@ -249,6 +249,9 @@ func (m *model) sparseGrad(l int, t *tape, dy []float64) (dx []float64) {
 	dweights := make([]float64, len(s.weights))
 	for e := range s.each {
 		own := &s.each[e]
+		if load := m.grads[in+"router.correction"]; load != nil {
+			load[e] += float64(len(own.choices))
+		}
 		var d []float64
 		for n, i := range own.choices {
 			for c := range width {

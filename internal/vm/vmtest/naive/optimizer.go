@@ -13,6 +13,7 @@ type Optimizer struct {
 	Kind                                         string // adamw (the default), sgd or muon
 	LR, Momentum, Beta1, Beta2, Eps, WeightDecay float64
 	NoDecay                                      []string // parameter groups without weight decay; nil: norms and biases
+	BiasRate                                     float64  // by which the corrections of experts' scores change in a step
 }
 
 // State is the optimizer's state. Before the first step, only Shapes is set, and only muon needs it.
@@ -63,6 +64,10 @@ func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64
 		scale = clip / norm
 	}
 	for name, values := range w {
+		if corrects(name) {
+			copy(values, Balance(values, grads[name], opt.BiasRate))
+			continue
+		}
 		decay := 0.0
 		if opt.Decays(name) {
 			decay = opt.WeightDecay
@@ -82,6 +87,24 @@ func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64
 		}
 	}
 	return norm
+}
+
+// corrects reports whether a tensor corrects the scores of experts. In the place of its gradient is how often each expert was chosen.
+func corrects(name string) bool { return strings.HasSuffix(name, "router.correction") }
+
+// Balance returns corrections of experts' scores after a step: larger by rate for experts with less than the mean load, and smaller for
+// those with more (Wang et al., 2024).
+func Balance(w, load []float64, rate float64) []float64 {
+	mean, out := 0.0, slices.Clone(w)
+	for _, n := range load {
+		mean += n / float64(len(load))
+	}
+	for e, n := range load {
+		if n != mean && math.Abs(n-mean) > 1e-9*mean {
+			out[e] += math.Copysign(rate, mean-n)
+		}
+	}
+	return out
 }
 
 // SGD returns the result of one step of gradient descent with momentum (Sutskever et al., 2013) and decoupled
@@ -170,7 +193,9 @@ func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (ne
 func globalNorm(grads Tensors) float64 {
 	var names []string
 	for name := range grads {
-		names = append(names, name)
+		if !corrects(name) {
+			names = append(names, name)
+		}
 	}
 	slices.Sort(names)
 	sum := 0.0

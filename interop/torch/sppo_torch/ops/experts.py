@@ -83,6 +83,18 @@ def router_loss_grad(
     store(dlogits, vjp(losses, [logits], torch.ones((), device=logits.device))[0])
 
 
+@opcode
+def expert_load(load: Tensor, experts: Tensor, *, accumulate: bool) -> None:
+    store(load, experts.flatten().long().bincount(minlength=len(load)).float(), accumulate)
+
+
+@opcode
+def expert_bias(w: Tensor, load: Tensor, norm: Tensor, *, rate: float) -> None:
+    wide = load.double()
+    direction = (wide.sum() - wide * len(load)).sign().float()
+    w.copy_(torch.where(norm[1] < 0, w, w + rate * direction))
+
+
 def _ordered_sum(rows: Tensor) -> Tensor:
     """Sums over the second dimension, in its order."""
     total = rows[:, 0]
