@@ -38,8 +38,8 @@ type Model struct {
 	ExpertGroups  int      `json:"n_group,omitempty"`                         // groups of experts; 0 or 1: none
 	TopGroups     int      `json:"topk_group,omitempty"`                      // groups from which a token's experts are chosen
 	RouterZLoss   float64  `json:"router_z_loss_coef,omitempty"`              // coefficient of the mean over tokens of the square of the logarithm of the sum of exponentials of a router's logits
-	AuxLoss       string   `json:"aux_loss,omitempty"`                        // layer; empty: RouterAuxLoss is 0
-	RouterAuxLoss float64  `json:"router_aux_loss_coef,omitempty"`            // coefficient of the loss that balances experts, for each layer and sequence
+	AuxLoss       string   `json:"aux_loss,omitempty"`                        // layer | joint; empty: RouterAuxLoss is 0
+	RouterAuxLoss float64  `json:"router_aux_loss_coef,omitempty"`            // coefficient of the loss that balances experts
 	DType         string   `json:"dtype"`                                     // f32 | bf16: storage of weights and activations
 
 	// Linear attention. All fields are above 0 if any layer has it, and 0 otherwise.

@@ -2,6 +2,7 @@ package ir
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -113,7 +114,11 @@ func (c *interpreted) known(in *Instr, args *[maxArgs]meaning, gradients int) {
 	case in.Op == BiasGrad:
 		c.biasGradient(in, args)
 	case in.Op == ExpertCounts: // no use of the logits that has a gradient
-		c.accumulate(in, 0, meaning{formula: formula(mix(uint64(ExpertCounts), in.Attr("top").Bits, args[1].key())), cover: args[1].rows.covered(in.Args[1].Rows())})
+		m := meaning{formula: formula(mix(uint64(ExpertCounts), in.Attr("top").Bits, args[1].key())), cover: args[1].rows.covered(in.Args[1].Rows())}
+		if c.joint() { // those of all layers are one sum
+			m.formula, m.cover = formula(mix(uint64(ExpertCounts), in.Attr("top").Bits)), ofLayer(m.cover, args[1].formula)
+		}
+		c.accumulate(in, 0, m)
 	case in.Op == RouterLossGrad:
 		c.routerLoss(in, args)
 	case in.Op == ExpertLoad: // the gathered rows of ranks are those of all of them
@@ -433,11 +438,23 @@ func (c *interpreted) routerLoss(in *Instr, args *[maxArgs]meaning) {
 	c.put(in, 0, logits, loss, meaning{rows: r}, 0)
 }
 
+// joint reports whether the loss that balances experts is that of all layers together.
+func (x *interpreter) joint() bool { return x.p.Model.AuxLoss == "joint" }
+
+// ofLayer returns the cover of a layer's tokens among those of all layers. The layer is that of a router's logits.
+func ofLayer(cover [2]uint64, logits formula) [2]uint64 {
+	return [2]uint64{cover[0] * (uint64(logits)>>32 | 1), cover[1] * (uint64(logits)&math.MaxUint32 | 1)}
+}
+
 // count records that the losses of n rows take counts, and checks that counts are made alike wherever losses of the same logits take them.
 func (c *interpreted) count(logits formula, counts meaning, r rows, n int64) {
 	var of *counted
+	code, cover := c.number, r.covered(n)
+	if c.joint() {
+		cover, code, logits = ofLayer(cover, logits), 0, 0
+	}
 	for _, other := range c.counted {
-		if other.code != c.number || other.logits != logits {
+		if other.code != code || other.logits != logits {
 			continue
 		}
 		if first := other.counts; first.formula != counts.formula || first.summed != counts.summed {
@@ -448,13 +465,13 @@ func (c *interpreted) count(logits formula, counts meaning, r rows, n int64) {
 		}
 	}
 	if of == nil {
-		of = &counted{code: c.number, logits: logits, sequence: r.sequence, counts: counts, at: c.here()}
+		of = &counted{code: code, logits: logits, sequence: r.sequence, counts: counts, at: c.here()}
 		c.counted = append(c.counted, of)
 	}
 	if of.counts.cover != counts.cover {
 		c.wrong(&of.at, "counts are of other tokens than elsewhere")
 	}
-	for i, x := range r.covered(n) {
+	for i, x := range cover {
 		of.rows[i] += x
 	}
 }
@@ -474,7 +491,7 @@ func (x *interpreter) checkCounts() {
 	for _, of := range x.counted {
 		if cover := of.counts.cover; cover[0]*of.rows[1] != cover[1]*of.rows[0] && !x.stop {
 			x.stop = true
-			x.found.add(Finding{Kind: FindFormula, At: siteOf(x.p, &x.p.Codes[of.code], of.at.section, int(of.at.index)),
+			x.found.add(Finding{Kind: FindFormula, At: siteOf(x.p, &x.p.Codes[of.at.code], of.at.section, int(of.at.index)),
 				Msg: "counts are of other tokens than those whose losses take them"})
 		}
 	}

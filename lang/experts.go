@@ -25,11 +25,11 @@ var scorings = []string{ScoringSoftmax, ScoringSigmoid, ScoringTop}
 
 // Values of aux_loss.
 const (
-	auxLayer = "layer"
-	auxJoint = "joint"
+	AuxLayer = "layer"
+	AuxJoint = "joint"
 )
 
-var auxLosses = []string{auxLayer, auxJoint}
+var auxLosses = []string{AuxLayer, AuxJoint}
 
 // setAuxLoss runs after router_aux_loss_coef, without which there is no such loss.
 func (m *Model) setAuxLoss(name string) {
@@ -126,9 +126,6 @@ func (m *Model) expertProblems(fail func(keys string, code Code, hint, format st
 	}
 	if !slices.Contains(scorings, m.Scoring) {
 		fail("model.scoring_func", UnknownName, strings.Join(scorings, " or "), "scoring_func cannot be %q", m.Scoring)
-	}
-	if m.AuxLoss == auxJoint {
-		fail("model.aux_loss", Conflict, "aux_loss = layer", "the loss that balances experts over all layers and sequences together is not supported: its gradient needs counts of all stages")
 	}
 	if m.SharedGate && m.SharedFFN == 0 {
 		fail("model.shared_expert_gate", Conflict, "shared_expert_intermediate_size = 512, for example", "there is no shared expert that a gate could multiply")

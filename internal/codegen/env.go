@@ -101,7 +101,7 @@ func (e *env) node(n *graph.Node) {
 		e.at[n.Args[0].Value] = e.find(n.Args[1].Value)
 		return
 	}
-	if n.Op == ir.ExpertCounts && !(e.s.trains() && e.block.ReadsBack(n.Args[0].Value)) || n.Op == ir.ExpertLoad && !e.s.trains() {
+	if n.Op == ir.ExpertCounts && !(e.s.trains() && (e.block.ReadsBack(n.Args[0].Value) || e.s.model.TalliesJoint())) || n.Op == ir.ExpertLoad && !e.s.trains() {
 		return
 	}
 	if e.attends(n) {
@@ -231,6 +231,9 @@ func (e *env) find(value int) place {
 }
 
 func (e *env) kvKey(value int) kvKey {
+	if e.block.Values[value].Name == graph.ValueJoint {
+		return jointKey(e.task.Microbatch)
+	}
 	return kvKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
 }
 

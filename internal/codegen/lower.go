@@ -228,6 +228,8 @@ func (s *lowering) step(st step) {
 		s.flow.receive(t)
 	case sending:
 		s.flow.send(t)
+	case counting:
+		s.sumTallies(t.Microbatch)
 	case sharing:
 		s.runTask(st, s.newSharedSlot(t).act)
 	case running:
@@ -237,6 +239,29 @@ func (s *lowering) step(st step) {
 	}
 	s.nowhere()
 }
+
+// sumTallies sums the tokens of each expert of all layers over all ranks that count other tokens or other layers. All ranks have counted
+// them before any of them begins the backward pass of the microbatch.
+func (s *lowering) sumTallies(microbatch int) {
+	s.decidedBy("lower", "model.layers")
+	n := int64(s.plan.Parallel.Microbatch * s.model.Experts)
+	b, ok := s.kv.device[jointKey(microbatch)]
+	if !ok { // the rank has no layer with experts
+		b = s.allocate(s.label(plan.Task{Microbatch: microbatch}, -1, graph.ValueJoint), ir.Device, ir.Bytes(n)*ir.F32.Bytes())
+		s.kv.device[jointKey(microbatch)] = b
+		s.op(ir.Fill, ir.Compute, []ir.View{vector(b, ir.F32, n)}, ir.Float(0))
+	}
+	group, members := s.model.Counters()
+	if members > 1 {
+		s.allReduce(ir.Coll, vector(b, ir.F32, n), int64(group))
+	}
+	if s.plan.Parallel.PP > 1 {
+		s.allReduce(ir.Coll, vector(b, ir.F32, n), graph.GroupPP)
+	}
+}
+
+// jointKey identifies the tally of a microbatch that all layers share.
+func jointKey(microbatch int) kvKey { return kvKey{microbatch, int(ir.None), graph.ValueJoint} }
 
 // runTask expands the actions of a task. Buffers that messages may still read are held until the task ends.
 func (s *lowering) runTask(st step, expand func(schedule.Action)) {
@@ -556,7 +581,7 @@ func (s *lowering) lowerEval() {
 	index := map[int]int{} // index in the rank's tasks -> index in tasks
 	for _, st := range s.order.steps[s.rank] {
 		t := s.order.plan.Tasks[s.rank][st.task]
-		if t.Kind != plan.Forward || t.Microbatch != 0 {
+		if t.Kind != plan.Forward || t.Microbatch != 0 || st.kind == counting {
 			continue
 		}
 		steps = append(steps, st)

@@ -32,6 +32,7 @@ const (
 	receiving stepKind = iota // the task's input
 	sending                   // the task's result
 	running
+	counting  // sums what layers have counted together, after the forwards of the task's microbatch
 	sharing   // all of the rank's tasks in a shared slot; step.task is the first
 	helping   // parts of other ranks' tasks
 	lending   // sends a block of keys to a helper
@@ -107,6 +108,9 @@ func timeline(p *plan.Plan, g *graph.Model) [][]step {
 			items[to] = append(items[to], item{at, step{kind: receiving, task: index[to][next]}})
 		}
 	}
+	if g.TalliesJoint() {
+		messages = count(p, items, ends, messages)
+	}
 	shareTimeline(p, items, starts, ends, messages)
 	steps := make([][]step, len(items))
 	for r := range items {
@@ -116,4 +120,27 @@ func timeline(p *plan.Plan, g *graph.Model) [][]step {
 		}
 	}
 	return steps
+}
+
+// count adds the steps in which all ranks sum what the layers of all stages have counted together: for each microbatch, at the end of the last
+// of its forwards. It returns the number of messages with these.
+func count(p *plan.Plan, items [][]item, ends [][]int, messages int) int {
+	for m := range p.Parallel.Microbatches {
+		last := 0
+		for r, tasks := range p.Tasks {
+			for i, t := range tasks {
+				if t.Kind == plan.Forward && t.Microbatch == m {
+					last = max(last, ends[r][i])
+				}
+			}
+		}
+		for r, tasks := range p.Tasks {
+			i := slices.IndexFunc(tasks, func(t plan.Task) bool { return t.Kind == plan.Forward && t.Microbatch == m })
+			if i >= 0 { // validations have one microbatch
+				items[r] = append(items[r], item{moment{time: last, message: messages}, step{kind: counting, task: i}})
+			}
+		}
+		messages++
+	}
+	return messages
 }

@@ -57,6 +57,7 @@ var programKinds = []struct {
 	{"layers of several forms", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, N: 3, Layers: 3, Traits: models["mixed"]}},
 	{"experts", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 2, Recompute: "full", Traits: models["glm"], Tuning: "moe_router_bias_update_rate = 0.1"}},
 	{"experts, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 2, Traits: models["qwenmoe"]}},
+	{"experts, aux_loss = joint", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, PP: 2, SP: 2, SPMode: "ulysses", N: 2, Layers: 4, Traits: models["joint"]}},
 	{"experts with biases", Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, DP: 2, SP: 2, Zero: "3", N: 2, Traits: models["ossmoe"]}},
 	{"expert_parallel = on", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, SP: 4, ExpertParallel: "on", N: 2, Recompute: "full", Traits: models["glm"]}},
 	{"expert_parallel = on, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", ExpertParallel: "on", N: 2, Traits: models["ossmoe"]}},

@@ -91,6 +91,9 @@ func TestTransformers(t *testing.T) {
 				if want.scans() && (name == "ring" || name == "mux") {
 					continue
 				}
+				if name == "mux" && strings.Contains(want.Keys, "aux_loss") {
+					schedule = strings.Replace(schedule, "on", "right", 1) // stages do not divide what counts whole sequences
+				}
 				t.Run(name, func(t *testing.T) { want.check(t, schedule) })
 			}
 		})

@@ -211,20 +211,52 @@ type routerLoss struct {
 // number of tokens by expert is a constant of the losses, but complete only when the last subsequence has passed, before any
 // backward pass. gathered holds the logits of all ranks that divide heads.
 func (g *Model) routerLoss(b *builder, logits, gathered int, experts int64) {
-	balance := g.RouterAuxLoss * float64(experts) / float64(int64(g.TopExperts)*g.sequence)
+	balance, probability, name := g.RouterAuxLoss*float64(experts)/float64(g.sequence), scores[g.Scoring], "router.counts"
+	if g.Joint() {
+		balance /= float64(g.sparse() * g.sparse())
+		probability, name = ir.ScoresSoftmax, ValueJoint
+	} else {
+		balance /= float64(g.TopExperts)
+	}
 	if g.RouterZLoss == 0 && balance == 0 {
 		return
 	}
 	l := routerLoss{counts: Missing, attrs: []Attr{
-		integer("scores", scores[g.Scoring]), from("batch", FromBatch),
+		integer("scores", probability), from("batch", FromBatch),
 		{Name: "z", Source: PerToken, Value: ir.Float(2 * g.RouterZLoss)}, {Name: "balance", Source: PerToken, Value: ir.Float(balance)},
 	}}
 	if balance > 0 {
-		l.counts = b.value(Value{Name: "router.counts", Kind: Tally, Rows: PerSequence, Cols: experts, DType: ir.F32})
+		l.counts = b.value(Value{Name: name, Kind: Tally, Rows: PerSequence, Cols: experts, DType: ir.F32})
 		b.node(ir.ExpertCounts, []Attr{integer("top", int64(g.TopExperts)), from("batch", FromBatch), from("accumulate", NotFirst)}, all(l.counts), all(gathered))
-		l.of, l.members = g.Counters()
+		if !g.Joint() { // otherwise ranks sum the counts of all layers together
+			l.of, l.members = g.Counters()
+		}
 	}
 	b.losses[logits] = l
+}
+
+// ValueJoint names the tally of the tokens of each expert in all layers, which they share.
+const ValueJoint = "router.joint"
+
+// Joint reports whether the loss that balances experts is that of all layers together.
+func (g *Model) Joint() bool { return g.AuxLoss == lang.AuxJoint }
+
+// TalliesJoint reports whether the backward pass of any layer reads ValueJoint.
+func (g *Model) TalliesJoint() bool {
+	return g.Joint() && slices.ContainsFunc(g.roles, func(r *role) bool {
+		v := slices.IndexFunc(r.block.Values, func(v Value) bool { return v.Name == ValueJoint })
+		return v >= 0 && r.block.ReadsBack(v)
+	})
+}
+
+// sparse returns the number of layers with experts.
+func (g *Model) sparse() (n int) {
+	for layer := range g.Layers {
+		if g.FormOf(layer).Experts > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // Counters returns the group of ranks of a stage that count the choices of different tokens, and the number of its members. Ranks that

@@ -66,7 +66,17 @@ func (l *layer) routeGradient(name string, c choice, dweights ...value) value {
 // the balance of a sequence.
 func (r *reference) routerLosses() (z, balance float64) {
 	tokens := float64(r.batch * r.sequence)
-	return 2 * r.RouterZLoss / tokens, r.RouterAuxLoss * float64(r.Experts) / (float64(r.TopExperts) * float64(r.sequence) * tokens)
+	z, balance = 2*r.RouterZLoss/tokens, r.RouterAuxLoss*float64(r.Experts)/(float64(r.sequence)*tokens)
+	if r.AuxLoss == "joint" {
+		return z, balance / float64(len(r.loads)*len(r.loads))
+	}
+	return z, balance / float64(r.TopExperts)
+}
+
+// counted returns the number of tokens of each expert in a sequence.
+func (l *layer) counted(c choice) value {
+	t := term{kind: overTokens, need: nowhere.by(tokens, interval{0, l.sequence})}
+	return l.add(l.name("the tokens of each expert"), ir.ExpertCounts, t, countsKey(c.router.top), c.logits)
 }
 
 // routerLoss adds the gradient of the losses of a router.
@@ -75,12 +85,18 @@ func (l *layer) routerLoss(c choice) value {
 	if z == 0 && balance == 0 {
 		return value{}
 	}
-	operands := []value{c.logits}
-	if balance != 0 {
-		t := term{kind: overTokens, need: nowhere.by(tokens, interval{0, l.sequence})}
-		operands = append(operands, l.add(l.name("the tokens of each expert"), ir.ExpertCounts, t, countsKey(c.router.top), c.logits))
+	operands, scores := []value{c.logits}, c.router.scores
+	switch {
+	case balance == 0:
+	case l.AuxLoss == "joint":
+		operands = append(operands, l.named("the tokens of each expert in all layers", l.joint))
+	default:
+		operands = append(operands, l.counted(c))
 	}
-	return l.plain(l.name("the gradient of the router's losses"), ir.RouterLossGrad, routerLossKey(c.router.scores), operands...)
+	if l.AuxLoss == "joint" {
+		scores = ir.ScoresSoftmax
+	}
+	return l.plain(l.name("the gradient of the router's losses"), ir.RouterLossGrad, routerLossKey(scores), operands...)
 }
 
 // unpermute adds the sum of the rows of each token, times the weights; unpermuteGradient returns the gradients of the rows and of
@@ -121,6 +137,9 @@ func (l *layer) experts(x value) value {
 	}
 	m.router = l.route("router", x, int64(l.Experts), l.has("router"), l.modelRouter(), int64(l.ExpertGroups), int64(l.TopGroups), correction...)
 	l.loads[l.number] = l.overTokens("the load of the experts of layer "+strconv.Itoa(l.number), ir.ExpertLoad, newKey("expert_load"), m.router.results[routeExperts])
+	if l.AuxLoss == "joint" {
+		l.joint = l.joint.plus(l.counted(m.router))
+	}
 	own := x
 	if l.LatentSize > 0 {
 		own = l.linear("latent.w_in", "", false, x, int64(l.Hidden), h)

@@ -35,6 +35,7 @@ type reference struct {
 	losses     value // of each token
 	normed     value
 	loads      map[int]value // of the experts of a layer
+	joint      value         // how many tokens of a sequence have each expert among their most probable ones, in all layers
 	documents  bool          // sequences may contain several documents
 	masked     bool          // some labels are left out of the loss
 }

@@ -116,6 +116,9 @@ func (g *gauge) persist() {
 		z := g.sizes[0]
 		g.now[TermKV] = ir.Bytes(g.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
 	}
+	if g.graph.Joint() { // also on ranks without layers that have experts
+		g.now[TermKV] += ir.Bytes(g.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(g.plan.Parallel.Microbatch*g.graph.Experts)*ir.F32.Bytes())
+	}
 	for kind, n := range g.plan.KindsOf(g.graph, g.plan.StagesOf(g.rank)...) {
 		add(g.graph.LayerOf(kind), ir.Bytes(n))
 	}

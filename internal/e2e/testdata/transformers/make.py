@@ -228,10 +228,18 @@ def token_losses(model, tokens, documents):
     return torch.stack(rows), count
 
 
+def balance(model, tokens):
+    """Returns the loss that balances experts, times its coefficient, as a mean over sequences, or 0."""
+    if not getattr(model.config, "output_router_logits", False):
+        return 0
+    of = [model(row[None, :-1], use_cache=False, output_router_logits=True).aux_loss for row in tokens]
+    return model.config.router_aux_loss_coef * sum(of) / len(of)
+
+
 def losses_and_gradients(model, tensors, tokens, documents=None):
     model.zero_grad()
     losses, count = token_losses(model, tokens, documents)
-    (losses.sum() / count).backward()
+    (losses.sum() / count + balance(model, tokens)).backward()
     gradients = {}
     for name, (theirs, _, _) in tensors.places.items():
         if name.endswith("correction"):
@@ -476,6 +484,12 @@ def configurations():
     yield ("qwen3_moe-yarn", "experts", f"family = qwen3_moe {ODD} kv_heads = 6 head_dim = 6 {moe(7, 4, 9)} rope_scaling = yarn rope_factor = 4 rope_original = 20 activation = gelu",
            o("qwen3_moe", num_key_value_heads=6, head_dim=6, num_experts=7, num_experts_per_tok=4, moe_intermediate_size=9, norm_topk_prob=True, hidden_act="gelu",
              **rope(1000000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20)))
+    joint, coefficient = "router_aux_loss_coef = 0.5 aux_loss = joint", dict(output_router_logits=True, router_aux_loss_coef=0.5)
+    yield ("qwen3_moe-joint", "experts", f"family = qwen3_moe {KEYS} kv_heads = 2 head_dim = 8 {moe(6, 2, 10)} mlp_only_layers = [1] {joint}",
+           c("qwen3_moe", num_key_value_heads=2, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=10, norm_topk_prob=True,
+             mlp_only_layers=[1], **coefficient, **rope(1000000.0)))
+    yield ("mixtral-joint", "experts", f"family = mixtral {ODD} kv_heads = 2 {moe(5, 3, 11)} {joint}",
+           o("mixtral", num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=3, **coefficient, **rope(1000000.0)) | dict(intermediate_size=11))
     yield ("mixtral", "experts", f"family = mixtral {KEYS} kv_heads = 2 {moe(8, 2, 14)}",
            c("mixtral", num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, **rope(1000000.0)) | dict(intermediate_size=14))
     yield ("mixtral-window", "experts", f"family = mixtral {KEYS} kv_heads = 4 head_dim = 8 {moe(4, 2, 20)} window = 60 rope_theta = 500",

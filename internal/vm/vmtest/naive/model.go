@@ -51,7 +51,8 @@ type Config struct {
 	TopGroups     int      `json:"topk_group"`
 	RouterZLoss   float64  `json:"router_z_loss_coef"`
 	RouterAuxLoss float64  `json:"router_aux_loss_coef"`
-	Closest       *float64 `json:"-"` // that of the Router
+	Closest       *float64 `json:"-"`        // that of the Router
+	AuxLoss       string   `json:"aux_loss"` // layer | joint
 
 	LinearKeyHeads   int `json:"linear_num_key_heads"`
 	LinearValueHeads int `json:"linear_num_value_heads"`
@@ -382,6 +383,7 @@ type model struct {
 	tapes          []tape
 	losses         []float64 // by row
 	logits         []float64 // by row, after the soft cap
+	joint          []float64 // by sequence and expert: the tokens that have it among their most probable ones, in all layers
 }
 
 // tape holds the values of one layer's forward pass that its backward pass needs.

@@ -332,8 +332,11 @@ func TestMistakesPanic(t *testing.T) {
 
 // The gradient of the losses of a router is the numerical one.
 func TestRouterLosses(t *testing.T) {
-	for _, scoring := range []string{"softmax", "sigmoid", "softmax_topk"} {
-		m := &model{cfg: Config{Experts: 5, TopExperts: 2, Scoring: scoring, RouterZLoss: 0.3, RouterAuxLoss: 0.7}, batch: 2, inputs: make([]int32, 6)}
+	for i, scoring := range []string{"softmax", "sigmoid", "softmax_topk", "sigmoid"} {
+		m := &model{cfg: Config{Layers: 2, Experts: 5, TopExperts: 2, Scoring: scoring, RouterZLoss: 0.3, RouterAuxLoss: 0.7}, batch: 2, inputs: make([]int32, 6)}
+		if i > 2 {
+			m.cfg.AuxLoss, m.joint = "joint", []float64{3, 0, 2, 1, 0, 1, 1, 4, 0, 0}
+		}
 		logits := make([]float64, 30)
 		for i := range logits {
 			logits[i] = math.Sin(float64(7 * i))

@@ -91,6 +91,11 @@ func (m *model) sparse(l int, t *tape) []float64 {
 	rows, r := len(m.inputs), cfg.router()
 	r.Correction = m.w[in+"router.correction"]
 	s.logits = MatMul(x, m.w[in+"router.w"], m.w[in+"router.b"], rows, cfg.Experts, cfg.Hidden, false, false)
+	if counts := r.Counts(s.logits, m.batch); m.joint == nil {
+		m.joint = counts
+	} else {
+		addTo(m.joint, counts)
+	}
 	s.experts = r.Choose(s.logits)
 	s.weights = r.Weights(s.logits, s.experts)
 	if s.rows = x; cfg.LatentSize > 0 {
@@ -280,18 +285,35 @@ func (m *model) sparseGrad(l int, t *tape, dy []float64) (dx []float64) {
 // exponentials and, as a mean over sequences, RouterAuxLoss times the sum over experts of f P: P is an expert's mean probability, and f the
 // number of tokens that have it among the most probable ones, divided by the number if all experts had equally many.
 func (m *model) routerLosses(logits []float64) float64 {
-	cfg, r, rows := &m.cfg, m.cfg.router(), float64(len(m.inputs))
-	balance := cfg.RouterAuxLoss * float64(r.Experts) / (float64(r.Top) * rows / float64(m.batch)) / rows
-	return r.Losses(logits, r.Counts(logits, m.batch), 2*cfg.RouterZLoss/rows, balance)
+	r, rows := m.cfg.router(), float64(len(m.inputs))
+	r, counts, balance := m.balance(r, logits)
+	return r.Losses(logits, counts, 2*m.cfg.RouterZLoss/rows, balance/rows)
+}
+
+// balance returns the counts of the loss that balances experts and, times the number of rows, its coefficient, with a router that has its
+// scores. The loss of all layers together is that of transformers for one sequence.
+func (m *model) balance(r Router, logits []float64) (of Router, counts []float64, coefficient float64) {
+	if r.Scores == "chosen" || m.cfg.AuxLoss == "joint" {
+		r.Scores = "softmax"
+	}
+	each := m.cfg.RouterAuxLoss * float64(r.Experts) / (float64(len(m.inputs)) / float64(m.batch))
+	if m.cfg.AuxLoss != "joint" {
+		return r, r.Counts(logits, m.batch), each / float64(r.Top)
+	}
+	layers := 0.0
+	for l := range m.cfg.Layers {
+		if m.cfg.sparse(l) {
+			layers++
+		}
+	}
+	return r, m.joint, each / (layers * layers)
 }
 
 // routerLossGrad returns the gradient of routerLosses with respect to the logits. The counts are constants.
 func (m *model) routerLossGrad(logits []float64) []float64 {
-	cfg, r, rows := &m.cfg, m.cfg.router(), float64(len(m.inputs))
-	d, counts := make([]float64, len(logits)), r.Counts(logits, m.batch)
-	if r.Scores == "chosen" {
-		r.Scores = "softmax"
-	}
+	cfg, rows := &m.cfg, float64(len(m.inputs))
+	d := make([]float64, len(logits))
+	r, counts, balance := m.balance(cfg.router(), logits)
 	for row := range len(m.inputs) {
 		own, out := logits[row*r.Experts:][:r.Experts], d[row*r.Experts:][:r.Experts]
 		lse, mean, sum := logOfSumOfExp(own), 0.0, 0.0
@@ -304,8 +326,7 @@ func (m *model) routerLossGrad(logits []float64) []float64 {
 			if r.Scores == "sigmoid" {
 				slope *= 1 - s
 			}
-			f := (used[e] - mean/sum) * float64(r.Experts) / (float64(r.Top) * rows / float64(m.batch))
-			out[e] = (2*cfg.RouterZLoss*lse*math.Exp(own[e]-lse) + cfg.RouterAuxLoss*f*slope/sum) / rows
+			out[e] = (2*cfg.RouterZLoss*lse*math.Exp(own[e]-lse) + balance*(used[e]-mean/sum)*slope/sum) / rows
 		}
 	}
 	return d
