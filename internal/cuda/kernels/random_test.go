@@ -239,8 +239,11 @@ func (d *draw) attributes() {
 	} else if d.rng.IntN(2) == 0 {
 		d.names["keys"] = 1 + d.rng.Int64N(d.names["keys"])
 	}
-	if d.in.Op == ir.Route {
+	switch d.in.Op {
+	case ir.Route:
 		d.number("l")
+	case ir.ExpertLoad:
+		d.number("top")
 	}
 	d.window()
 	if _, ok := d.names["valid"]; ok {
@@ -480,10 +483,14 @@ func drawExperts(rng *rand.Rand, in *ir.Instr, name string, out []int32) {
 		}
 		slices.Sort(out)
 	default:
-		top := int(in.Attr("top").Int(nil))
+		counted := "logits"
+		if in.Op == ir.ExpertLoad {
+			counted = "load"
+		}
+		top := int(in.Arg(name).Cols())
 		for i := range out {
 			if i%top == 0 {
-				for k, e := range rng.Perm(int(in.Arg("logits").Cols()))[:top] {
+				for k, e := range rng.Perm(int(in.Arg(counted).Cols()))[:top] {
 					out[i+k] = int32(e)
 				}
 			}
