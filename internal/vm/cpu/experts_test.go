@@ -25,11 +25,10 @@ func TestWrongIndices(t *testing.T) {
 		want    string
 	}{
 		"a place outside":   {permute, [rows]int32{0, 1, 2, 4}, "places[3] is 4"},
-		"a negative place":  {permute, [rows]int32{-1, 1, 2, 3}, "places[0] is -1"},
+		"a negative place":  {permute, [rows]int32{-2, 1, 2, 3}, "places[0] is -2"},
 		"a place twice":     {permute, [rows]int32{0, 1, 1, 3}, "places[2] is 1"},
 		"ends that descend": {grouped, [rows]int32{3, 2, 4, 4}, "ends[1] is 2, less than 3 before it"},
-		"too many rows":     {grouped, [rows]int32{1, 2, 3, 5}, "the last of ends is 5, but there are 4 rows"},
-		"too few rows":      {grouped, [rows]int32{1, 2, 3, 3}, "the last of ends is 3, but there are 4 rows"},
+		"too many rows":     {grouped, [rows]int32{1, 2, 3, 5}, "the last of ends is 5, but there are only 4 rows"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code := ir.Code{Name: "case"}
