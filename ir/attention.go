@@ -11,26 +11,28 @@ import (
 // HeadKernels lists, in ascending order, the head dimensions whose bf16 attention GPUs compute on tensor cores: in general with
 // mma.sync, on Hopper with wgmma. Other dimensions, and f32, run on scalar code. Forward and Backward are the speeds that the cost
 // model assumes, relative to heads of 128; `make kernels` compares them with a model of a Hopper card, where 1 stands for 0.9 or
-// more. The CUDA device, the cost model and the warnings of plans use this table.
+// more. The CUDA device, the cost model and the warnings of plans use this table. Heads whose values have another dimension run on
+// mma.sync on Hopper, too, which reaches about half of the rate of wgmma there: an assumption.
 var HeadKernels = []HeadKernel{
-	{64, 1, 1},
-	{80, 1, 1},
-	{96, 1, 1},
-	{128, 1, 1},
-	{192, 1, 0.88},
-	{256, 1, 0.80},
+	{64, 64, 1, 1},
+	{80, 80, 1, 1},
+	{96, 96, 1, 1},
+	{128, 128, 1, 1},
+	{192, 128, 0.5, 0.5},
+	{192, 192, 1, 0.88},
+	{256, 256, 1, 0.80},
 }
 
-// HeadKernel is a row of HeadKernels.
+// HeadKernel is a row of HeadKernels: Dim is the dimension of heads of queries and keys, Value that of heads of values.
 type HeadKernel struct {
-	Dim               int64
+	Dim, Value        int64
 	Forward, Backward float64
 }
 
-// HeadKernelOf returns the row of a head dimension, or false if it has none.
-func HeadKernelOf(dim int64) (HeadKernel, bool) {
+// HeadKernelOf returns the row for heads of the given dimensions, or false if there is none.
+func HeadKernelOf(dim, value int64) (HeadKernel, bool) {
 	for _, k := range HeadKernels {
-		if k.Dim == dim {
+		if k.Dim == dim && k.Value == value {
 			return k, true
 		}
 	}
@@ -129,11 +131,15 @@ func pairsBelow(n, first, keys int64) float64 {
 	return partly*float64(first-1) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
 }
 
-// attentionWork returns 4*head_dim FLOPs for each visible query-key pair and head (for the products QK and
-// PV), times a factor. The factor is 1 in the forward pass and 2.5 in the backward pass, which has five such
-// products instead of two. The members of a ring share all pairs equally. Keys that no query sees are not
-// read. Their gradients cause memory traffic only if they are overwritten, not if they are added to.
-func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
+// valueDim returns the width of a head of values, and of o, in an attention instruction or its gradient.
+func (in *Instr) valueDim() int64 { return in.Arg("v").Cols() / int64(in.Attr("kv_heads").Bits) }
+
+// attentionWork returns 2 FLOPs for each visible query-key pair, head and element of the heads in each product. In the forward pass,
+// these are the product QK, which is as wide as the heads of Q and K, and PV, which is as wide as those of V. In the backward pass,
+// QK is computed again, dQ and dK are as wide, and dP and dV are as wide as V: wide and narrow are the numbers of such products. The
+// members of a ring share all pairs equally. Keys that no query sees are not read. Their gradients cause memory traffic only if they are
+// overwritten, not if they are added to.
+func attentionWork(in *Instr, wide, narrow float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
 	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
@@ -144,10 +150,10 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	w := memoryWork(in)
 	w.Bytes -= in.unseenBytes(s)
 	w.Kind = kind
-	w.Flops = Flops(factor * 4 * pairs * float64(s.batch) * float64(in.Arg("q").Cols()))
+	w.Flops = Flops(2 * pairs * float64(s.batch) * (wide*float64(in.Arg("q").Cols()) + narrow*float64(int64(in.Attr("heads").Bits)*in.valueDim())))
 	w.Rows = min(s.n, s.keys, s.window)
 	w.DType = in.Arg("q").DType
-	w.HeadDim = int64(in.Attr("head_dim").Bits)
+	w.HeadDim, w.ValueDim = int64(in.Attr("head_dim").Bits), in.valueDim()
 	return w
 }
 

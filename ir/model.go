@@ -52,6 +52,13 @@ type Model struct {
 	ConvBias bool    `json:"use_conv_bias,omitempty"` // in layers with mamba2, convolutions have biases
 	StepMin  float64 `json:"time_step_min,omitempty"` // in layers with mamba2, smaller steps are replaced by this one
 
+	// Latent attention. The first field may be 0; all others are above 0 if any layer has it, and 0 otherwise.
+	QLatent      int `json:"q_lora_rank,omitempty"` // width of the latent from which queries are computed; 0: they are computed from the layer's input
+	KVLatent     int `json:"kv_lora_rank,omitempty"`
+	NopeDim      int `json:"qk_nope_head_dim,omitempty"`
+	RopeDim      int `json:"qk_rope_head_dim,omitempty"` // HeadDim = NopeDim + RopeDim
+	ValueHeadDim int `json:"v_head_dim,omitempty"`
+
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
 	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: position in a residual branch
@@ -82,7 +89,7 @@ type Model struct {
 	RopeLong      []float64 `json:"rope_long"`
 
 	Windows      []int64  `json:"windows"`                    // tokens that a query attends to, including its own; 0: all. The list repeats over the layers; empty: all
-	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | kimi_delta | mamba2 | none for each layer, repeated; empty: attention in all layers
+	Mixers       []string `json:"mixers,omitempty"`           // attention | gated_delta | kimi_delta | mamba2 | latent | none for each layer, repeated; empty: attention in all layers
 	AttnScale    float64  `json:"attn_scale"`                 // factor applied to attention scores
 	AttnSoftcap  float64  `json:"attn_softcap"`               // bound on attention scores; 0: none
 	AttnSinks    bool     `json:"attn_sinks,omitempty"`       // the softmax of attention has one more key for each head: with a learnt score, and the value 0

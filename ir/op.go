@@ -76,6 +76,8 @@ const (
 	ScaleColumnsGrad
 	ExpertLoad
 	ExpertBias
+	ConcatHeads
+	ConcatHeadsGrad
 	NumOps
 )
 
@@ -232,6 +234,7 @@ const (
 	RulePlaced
 	RuleGrouped
 	RuleScan
+	RuleConcat
 )
 
 // Work is the amount of work in an instruction, independent of the machine.
@@ -243,8 +246,8 @@ type Work struct {
 	Rows  int64 // number of rows, which determines the efficiency
 	DType DType // element type of the factors of a matmul, which selects the peak rate
 
-	HeadDim int64 // of attention, which selects its kernel
-	Grouped bool  // a collective that begins together with the one before it: see vm.Groups
+	HeadDim, ValueDim int64 // of attention, which select its kernel
+	Grouped           bool  // a collective that begins together with the one before it: see vm.Groups
 }
 
 // OpInfo is the row of an opcode and the only place that describes it.
@@ -546,15 +549,15 @@ var Ops = [NumOps]OpInfo{
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
 		Doc: "Computes causal attention of n queries over the keys of all tokens so far, or over a block of them: query r " +
 			"sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / " +
-			"(heads/kv_heads). " +
+			"(heads/kv_heads). Heads of v may have another width, value_dim. " +
 			"The scores of an entire row of tokens are never stored. If accumulate is set, the softmax continues from the o and lse of other keys; it must be set if a window leaves a query without a key. " +
 			"With positions, a query whose position in its document is p sees no key before prefix+r-p, and thus no key of another document. For a query with no keys, o is 0 and lse is minus infinity.",
 		Operands: []Operand{
-			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 if more blocks follow and activations are bf16, so that it is rounded only once"},
+			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*value_dim", Doc: "f32 if more blocks follow and activations are bf16, so that it is rounded only once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
-			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
+			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*value_dim"},
 			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
@@ -569,12 +572,12 @@ var Ops = [NumOps]OpInfo{
 		Operands: []Operand{
 			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q", Spare: true},
 			{Name: "dk", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim", Spare: true},
-			{Name: "dv", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim", Spare: true},
-			{Name: "do", Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "dv", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*value_dim", Spare: true},
+			{Name: "do", Types: "T", Dims: "n*batch,heads*value_dim"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
-			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
-			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim", Optional: true},
+			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*value_dim"},
+			{Name: "o", Types: "T", Dims: "n*batch,heads*value_dim", Optional: true},
 			{Name: "lse", Types: "f32", Dims: "n*batch,heads"},
 			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "from attention_delta, if several blocks use it or o is on another rank"},
 			operandPositions,
@@ -1239,5 +1242,27 @@ var Ops = [NumOps]OpInfo{
 		Attrs:   []AttrInfo{{"rate", KindFloat, "", ScopeJob}},
 		Updates: true, Rule: RuleUpdate, Work: WorkMemory,
 		Source: "Wang et al. 2024, Auxiliary-Loss-Free Load Balancing; DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2",
+	},
+	ConcatHeads: {
+		Name: "concat_heads", Class: ClassKernel, Streams: onCompute,
+		Doc: "Puts in each head of y the columns of shared, then those of the head of x.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "shared", Types: "T", Dims: "r,first"},
+			{Name: "x", Types: "T", Dims: "r,heads*rest", Doc: "first + rest = head_dim"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrHeadDim},
+		Rule:  RuleConcat, Work: WorkMemory, Source: "DeepSeek-AI 2024, DeepSeek-V2, equations 15 and 16",
+	},
+	ConcatHeadsGrad: {
+		Name: "concat_heads_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "dshared = the sum over heads, in f32 and in order, of the first columns of dy; dx = the others.",
+		Operands: []Operand{
+			{Name: "dshared", Dir: Write, Types: "T", Dims: "r,first", Spare: true},
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,heads*rest", Spare: true},
+			{Name: "dy", Types: "F", Dims: "r,heads*head_dim"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrHeadDim},
+		Rule:  RuleConcat, Work: WorkMemory,
 	},
 }

@@ -24,9 +24,9 @@ func (in *Instr) Work() Work {
 		}
 		return matmulWork(in)
 	case WorkAttention:
-		return attentionWork(in, 1, kind)
+		return attentionWork(in, 1, 1, kind)
 	case WorkAttentionGrad:
-		return attentionWork(in, 2.5, kind)
+		return attentionWork(in, 3, 2, kind)
 	case WorkScan:
 		return scanWork(in, 1, kind)
 	case WorkScanGrad: // computes the states anew, and has two products for each other one
@@ -61,6 +61,21 @@ func (in *Instr) CheckRule() error {
 		return checkGrouped(in)
 	case RuleScan:
 		return checkScan(in)
+	case RuleConcat:
+		return checkConcat(in)
+	}
+	return nil
+}
+
+// checkConcat checks that heads are as wide as their two parts together.
+func checkConcat(in *Instr) error {
+	shared, x := &in.Args[1], &in.Args[2]
+	if in.Op == ConcatHeadsGrad {
+		shared, x = &in.Args[0], &in.Args[1]
+	}
+	first, rest := shared.Cols(), x.Cols()/int64(in.Attr("heads").Bits)
+	if dim := int64(in.Attr("head_dim").Bits); dim != first+rest {
+		return fmt.Errorf("head_dim is %d, but the parts of a head have %d and %d columns", dim, first, rest)
 	}
 	return nil
 }

@@ -63,6 +63,8 @@ var operandParts = map[Op]map[string]Part{
 	BiasGrad:          {"db": PartGradients},
 	Attention:         {"k": PartKV, "v": PartKV},
 	AttentionGrad:     {"k": PartKV, "v": PartKV, "dk": PartKVGradients, "dv": PartKVGradients},
+	ConcatHeads:       {"y": PartKV},
+	ConcatHeadsGrad:   {"dy": PartKVGradients},
 	Scan:              {"next": PartKV},
 	ScanGrad:          {"dnext": PartKVGradients},
 	Conv:              {"next": PartKV, "w": PartWeights},

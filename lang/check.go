@@ -44,7 +44,7 @@ func (c *checker) culprit(keys ...string) string {
 
 func (c *checker) model() {
 	m := c.Model
-	if !c.Written("model.head_dim") && m.HeadDim == m.Hidden/m.Heads && m.Hidden%m.Heads != 0 { // head_dim is neither given nor a default of the family
+	if !c.Written("model.head_dim") && m.HeadDim == m.Hidden/m.Heads && m.Hidden%m.Heads != 0 && m.RopeDim == 0 { // head_dim is neither given nor a default of the family
 		c.fail("model.heads", Indivisible,
 			fmt.Sprintf("heads = %s divides %d; or set head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
 			"hidden = %[2]d is not divisible by %[1]d heads", m.Heads, m.Hidden)

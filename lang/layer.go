@@ -11,6 +11,7 @@ const (
 	MixerGatedDelta = "gated_delta" // linear attention by the gated delta rule
 	MixerMamba2     = "mamba2"      // linear attention by Mamba-2
 	MixerKimiDelta  = "kimi_delta"  // Kimi delta attention: by the gated delta rule, with a decay for each channel of the keys
+	MixerLatent     = "latent"      // attention whose keys and values are computed from a latent
 	MixerNone       = "none"
 )
 
@@ -27,6 +28,7 @@ var layerTypes = []struct {
 	{MixerGatedDelta, MixerGatedDelta, false},
 	{MixerMamba2, MixerMamba2, false},
 	{MixerKimiDelta, MixerKimiDelta, false},
+	{MixerLatent, MixerLatent, false},
 	{"none", MixerNone, false},
 }
 
@@ -67,6 +69,52 @@ func (m *Model) FormOf(layer int) Form {
 		f.FFN, f.Experts = m.ExpertFFN, m.Experts
 	}
 	return f
+}
+
+// attends reports whether layers of the form have keys and values.
+func (f Form) attends() bool { return f.Mixer == MixerAttention || f.Mixer == MixerLatent }
+
+// latentDefault is how the defaults of keys of latent attention follow from other keys.
+const latentDefault = "none; needed with layers of type latent"
+
+// latentProblems lists the errors in the keys of latent attention.
+func (m *Model) latentProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
+	latent := slices.Contains(m.Mixers, MixerLatent)
+	for _, k := range []struct {
+		name string
+		n    int
+	}{{"kv_lora_rank", m.KVLatent}, {"qk_nope_head_dim", m.NopeDim}, {"qk_rope_head_dim", m.RopeDim}, {"v_head_dim", m.ValueHeadDim}, {"q_lora_rank", m.QLatent}} {
+		switch {
+		case k.n > 0 && !latent:
+			fail("model."+k.name, Conflict, "layer_types = latent, for example", "%s has no effect without layers of type %s", k.name, MixerLatent)
+			return
+		case k.n < 1 && latent && k.name != "q_lora_rank":
+			fail("model.layer_types", MissingKey, "add "+k.name+" = "+FindKey("model."+k.name).Example, "layers of type %s need %s", MixerLatent, k.name)
+			return
+		}
+	}
+	if !latent {
+		return
+	}
+	if slices.Contains(m.Mixers, MixerAttention) {
+		fail("model.layer_types", Conflict, "latent in place of full and sliding", "the keys and values of layers of type %s are not as wide as those of other layers with attention", MixerLatent)
+	}
+	if m.HeadDim != m.NopeDim+m.RopeDim {
+		fail("model.head_dim", Conflict, fmt.Sprintf("head_dim = %d, or omit it", m.NopeDim+m.RopeDim),
+			"head_dim = %d, but with latent attention it is qk_nope_head_dim + qk_rope_head_dim = %d", m.HeadDim, m.NopeDim+m.RopeDim)
+	}
+	if m.Positions == PositionsRope && m.HeadDim == m.NopeDim+m.RopeDim && m.rotated() != m.RopeDim {
+		fail("model.rope_partial", Conflict, "omit rope_partial", "rope_partial = %g, but with latent attention the rotated elements are the %d of qk_rope_head_dim", m.RopePartial, m.RopeDim)
+	}
+	if m.KVHeads != m.Heads {
+		fail("model.kv_heads", Conflict, fmt.Sprintf("kv_heads = %d, or omit it", m.Heads), "with latent attention, every query head has its own keys and values: kv_heads = %d is not heads = %d", m.KVHeads, m.Heads)
+	}
+	if m.QKNorm != "" && m.QKNorm != QKNormNone {
+		fail("model.qk_norm", Conflict, "qk_norm = none", "latent attention has norms of its own: qk_norm = %s is not supported with it", m.QKNorm)
+	}
+	if m.HasBias(BiasQKV) {
+		fail("model.bias", Conflict, "bias = []", "the linear maps of latent attention have no biases")
+	}
 }
 
 // linearDefault is how the defaults of keys of linear attention follow from other keys.
@@ -112,7 +160,7 @@ func (m *Model) linearProblems(fail func(keys string, code Code, hint, format st
 // AttentionLayers returns the number of layers with attention.
 func (m *Model) AttentionLayers() (n int) {
 	for layer := range m.Layers {
-		if m.FormOf(layer).Mixer == MixerAttention {
+		if m.FormOf(layer).attends() {
 			n++
 		}
 	}
@@ -122,7 +170,7 @@ func (m *Model) AttentionLayers() (n int) {
 // FullLayers returns the number of layers whose attention has no window that is shorter than the sequence.
 func (m *Model) FullLayers(sequence int64) (n int) {
 	for layer := range m.Layers {
-		if w := m.WindowOf(layer); m.FormOf(layer).Mixer == MixerAttention && (w == 0 || w >= sequence) {
+		if w := m.WindowOf(layer); m.FormOf(layer).attends() && (w == 0 || w >= sequence) {
 			n++
 		}
 	}

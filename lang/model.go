@@ -55,6 +55,12 @@ var Families = []Family{
 	{"mixtral", "Mixtral", map[string]string{"rope_theta": "1000000"}},
 	{"glm4_moe", "GLM-4.5 to GLM-4.7", map[string]string{"bias": "[qkv]", "head_dim": "128", "rope_theta": "1000000", "rope_partial": "0.5",
 		"scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
+	{"deepseek_v2", "DeepSeek-V2, without groups of experts", map[string]string{"layer_types": "latent", "kv_lora_rank": "512", "qk_nope_head_dim": "128", "qk_rope_head_dim": "64", "v_head_dim": "128",
+		"norm_eps": "1e-6", "norm_topk_prob": "false"}},
+	{"deepseek_v3", "DeepSeek-V3 and Kimi K2", map[string]string{"layer_types": "latent", "kv_lora_rank": "512", "qk_nope_head_dim": "128", "qk_rope_head_dim": "64", "v_head_dim": "128",
+		"norm_eps": "1e-6", "scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
+	{"mistral4", "Mistral 4", map[string]string{"layer_types": "latent", "kv_lora_rank": "256", "qk_nope_head_dim": "64", "qk_rope_head_dim": "64", "v_head_dim": "128",
+		"norm_eps": "1e-6"}},
 	{"gpt_oss", "gpt-oss", map[string]string{"bias": "[qkv, attn_out, router, experts]", "head_dim": "64", "attn_sinks": "true", "activation": "clamped_silu",
 		"scoring_func": "softmax_topk", "rope_theta": "150000", "rope_scaling": "yarn", "rope_factor": "32", "rope_original": "4K", "rope_truncate": "false",
 		"window": "128", "layer_types": "[sliding, full]"}},
@@ -105,7 +111,7 @@ func (s *Spec) familyDefault(k *Key) string {
 	}
 	switch w := s.Model.Windows; k.Name {
 	case "layer_types": // the family's pattern applies only if the spec has one window for all layers
-		if len(w) != 1 || w[0] == 0 {
+		if (len(w) != 1 || w[0] == 0) && strings.Contains(defaults[k.Name], LayerSliding) {
 			return ""
 		}
 	case "rope_local_theta":
@@ -226,6 +232,20 @@ func (m *Model) rootOfHidden() float64 {
 	return float64(math.Float32frombits((bits + 0x7fff + bits>>16&1) &^ 0xffff)) // to nearest even
 }
 
+func deriveHeadDim(s *Spec) {
+	m := &s.Model
+	if m.HeadDim = m.Hidden / max(1, m.Heads); m.RopeDim > 0 {
+		m.HeadDim = m.NopeDim + m.RopeDim
+	}
+}
+
+func deriveRopePartial(s *Spec) {
+	m := &s.Model
+	if m.RopePartial = 1; m.RopeDim > 0 {
+		m.RopePartial = float64(m.RopeDim) / float64(m.NopeDim+m.RopeDim)
+	}
+}
+
 func deriveFFN(s *Spec) {
 	s.Model.FFN = 4 * s.Model.Hidden
 	if s.Model.Gated {
@@ -252,6 +272,7 @@ func (m *Model) Problems() (found []Problem) {
 	m.formProblems(fail)
 	m.expertProblems(fail)
 	m.linearProblems(fail)
+	m.latentProblems(fail)
 	if m.Heads%m.KVHeads != 0 {
 		fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
 			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)

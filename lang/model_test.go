@@ -10,12 +10,14 @@ import (
 
 const modelSizes = " layers = 4 hidden = 64 heads = 4 vocab = 256 dtype = f32 "
 
+const latentSizes = "layer_types = latent kv_lora_rank = 8 qk_nope_head_dim = 6 qk_rope_head_dim = 4 v_head_dim = 8 "
+
 // TestFamiliesAreDefaults writes the defaults of each family explicitly in a model of another family. Both must
 // give the same model.
 func TestFamiliesAreDefaults(t *testing.T) {
 	for _, f := range Families {
 		sizes := modelSizes
-		if f.Defaults["scoring_func"] != "" {
+		if f.Defaults["scoring_func"]+f.Defaults["norm_topk_prob"] != "" {
 			sizes += "num_experts = 4 num_experts_per_tok = 2 moe_intermediate_size = 8 "
 		}
 		want, err := ParseModel("family = " + f.Name + sizes)
@@ -59,6 +61,14 @@ func TestModelsThatCannotBeBuilt(t *testing.T) {
 		{"norm_offset = -1", "norm_offset"},
 		{"rope_local_theta = 10000", "applies to layers with a window, but no layer has one"},
 		{"rope_local_theta = -1 window = 8", "rope_local_theta"},
+		{"layer_types = latent", "layers of type latent need kv_lora_rank"},
+		{"kv_lora_rank = 8", "kv_lora_rank has no effect without layers of type latent"},
+		{latentSizes + "head_dim = 12 positions = none", "head_dim = 12, but with latent attention it is qk_nope_head_dim + qk_rope_head_dim = 10"},
+		{latentSizes + "rope_partial = 0.8", "the rotated elements are the 4 of qk_rope_head_dim"},
+		{latentSizes + "kv_heads = 2", "kv_heads = 2 is not heads = 4"},
+		{latentSizes + "qk_norm = head", "qk_norm = head is not supported with it"},
+		{latentSizes + "bias = [qkv]", "the linear maps of latent attention have no biases"},
+		{strings.Replace(latentSizes, "latent", "[latent, full]", 1), "the keys and values of layers of type latent are not as wide as those of other layers with attention"},
 	} {
 		_, err := ParseModel("family = llama" + modelSizes + c.keys)
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Count(err.Error(), "error:") != 1 {

@@ -93,7 +93,8 @@ func (l *LinearMap) Tensor() string {
 }
 
 var fusedTensors = map[string]string{"q_proj": "wqg", "qkv_proj": "wqkv", "gate_up_proj": "w_gate_up",
-	"in_proj_qkvz": "linear.wqkvz", "in_proj_ba": "linear.wba", "in_proj_qkv": "linear.wqkv", "in_proj": "linear.w_in"}
+	"in_proj_qkvz": "linear.wqkvz", "in_proj_ba": "linear.wba", "in_proj_qkv": "linear.wqkv", "in_proj": "linear.w_in",
+	"kv_a_proj_with_mqa": "wkv_a", "kv_b_proj": "wkv_b"}
 
 // linearTargets maps the targets of linear attention to the names of its matrices, as Qwen3-Next, Qwen3.5 and Nemotron-H fuse them.
 var linearTargets = map[string]string{
@@ -116,7 +117,7 @@ func (m *Model) linearWeights(target string) (weights []string) {
 
 // targetNames lists all targets in the order in which a layer applies them, followed by the names in GPT-2.
 var targetNames = []string{
-	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
+	"q_proj", "q_a_proj", "q_b_proj", "k_proj", "v_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
 	"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj", "c_attn", "c_fc", "c_proj",
 }
 
@@ -131,6 +132,9 @@ func (m *Model) weightsOf(target string) []string {
 	}
 	if linearTargets[target] != "" {
 		return m.linearWeights(target)
+	}
+	if weights, ofLatent := m.latentWeightsOf(target); ofLatent {
+		return weights
 	}
 	switch target {
 	case "q_proj":
@@ -153,10 +157,30 @@ func (m *Model) weightsOf(target string) []string {
 	return map[string][]string{"gate_proj": {"w_gate"}, "gate_up_proj": {"w_gate", up}}[target]
 }
 
+// latentWeightsOf returns the matrices of a target of attention in a model with latent attention. ofLatent is false for other targets, and in
+// other models.
+func (m *Model) latentWeightsOf(target string) (weights []string, ofLatent bool) {
+	own := map[string][]string{"q_a_proj": {"wq_a"}, "q_b_proj": {"wq"}, "kv_a_proj_with_mqa": {"wkv", "wk_rope"}, "kv_b_proj": {"wk", "wv"}}
+	if !slices.Contains(m.Mixers, MixerLatent) {
+		return nil, own[target] != nil
+	}
+	switch target {
+	case "q_a_proj", "q_b_proj":
+		if m.QLatent == 0 {
+			return nil, true
+		}
+	case "q_proj":
+		return nil, m.QLatent > 0
+	case "k_proj", "v_proj", "qkv_proj":
+		return nil, true
+	}
+	return own[target], own[target] != nil
+}
+
 // allLinear returns the targets that AllLinear stands for: the linear maps as published models of the family
 // store them.
 func (m *Model) allLinear() []string {
-	targets := []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+	targets := []string{"q_proj", "q_a_proj", "q_b_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 	switch m.Family {
 	case "phi3":
 		targets = []string{"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
@@ -294,7 +318,7 @@ func (c *checker) tuning() {
 	for i, name := range m.AdapterTargets {
 		if name != AllLinear && gpt2Targets[name] == nil && m.weightsOf(name) == nil {
 			c.fail(c.culprit(fmt.Sprintf("train.adapter.targets[%d]", i), "train.adapter.targets"), Conflict,
-				"it has "+strings.Join(m.allLinear(), ", "), "the model has no %s, because its MLP is not gated", name)
+				"it has "+strings.Join(m.allLinear(), ", "), "the model has no %s", name)
 		}
 	}
 	m.AdapterTargets = m.resolve(m.AdapterTargets)

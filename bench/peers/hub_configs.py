@@ -42,6 +42,7 @@ CLASSES = {
 UNDRAWN = {  # they have fixtures
     "qwen3_next": hub.Qwen3NextConfig, "qwen3_5_text": hub.Qwen3_5TextConfig, "qwen3_5_moe_text": hub.Qwen3_5MoeTextConfig, "qwen3_5": hub.Qwen3_5Config,
     "qwen3_5_moe": hub.Qwen3_5MoeConfig, "nemotron_h": hub.NemotronHConfig,
+    "deepseek_v2": hub.DeepseekV2Config, "deepseek_v3": hub.DeepseekV3Config, "mistral4": hub.Mistral4Config,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 OUTER = {

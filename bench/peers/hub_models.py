@@ -42,6 +42,8 @@ GATED = "linear_attention"
 
 MAMBA = dict({key: value for key, value in SMALL.items() if key != "num_hidden_layers"}, ssm_state_size=6, mamba_num_heads=6, mamba_head_dim=5, n_groups=2, conv_kernel=3,
              n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=7, moe_shared_expert_intermediate_size=9, layer_norm_epsilon=0.02)
+LATENT = dict(SMALL, num_key_value_heads=2, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=4, num_experts_per_tok=2,
+              moe_intermediate_size=6, n_shared_experts=1, first_k_dense_replace=1)
 
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
@@ -172,11 +174,33 @@ MODELS = [
     ("qwen3.5-vision", hub.Qwen3_5Config, dict(
         vision_config=dict(depth=1, hidden_size=8, intermediate_size=12, num_heads=2, patch_size=4, out_hidden_size=8, num_position_embeddings=16),
         text_config=dict(LINEARS, head_dim=16, num_hidden_layers=3, layer_types=[GATED, FULL, GATED])), "bfloat16", None),
+    ("deepseek-v3", hub.DeepseekV3Config, dict(LATENT, n_group=2, topk_group=1, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)), "bfloat16", None),
+    ("deepseek-v3-plain", hub.DeepseekV3Config, dict(LATENT, q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False, tie_word_embeddings=True), "float32", None),
+    ("deepseek-v3-halves", hub.DeepseekV3Config, dict(LATENT, hidden_size=12, qk_nope_head_dim=3, qk_rope_head_dim=8, v_head_dim=6, num_attention_heads=4, num_key_value_heads=4,
+                                                     n_group=4, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, rope_interleave=False), "bfloat16", "3KB"),
+    ("deepseek-v3-mtp", hub.DeepseekV3Config, dict(LATENT, n_group=1, topk_group=1, first_k_dense_replace=0, num_mtp_layers=1, rope_parameters=dict(
+        YARN, factor=4.0, mscale=0.7, mscale_all_dim=1.3)), "float32", None),
+    ("deepseek-v2", hub.DeepseekV2Config, dict(LATENT, rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707)), "bfloat16", None),
+    ("deepseek-v2-plain", hub.DeepseekV2Config, dict(LATENT, q_lora_rank=None, first_k_dense_replace=0, n_shared_experts=2), "float32", None),
+    ("deepseek-v2-odd", hub.DeepseekV2Config, dict(LATENT, hidden_size=12, num_attention_heads=4, num_key_value_heads=4, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=3, vocab_size=41,
+                                                  routed_scaling_factor=1.7, tie_word_embeddings=True), "bfloat16", "3KB"),
+    ("deepseek-v2-linear", hub.DeepseekV2Config, dict(LATENT, num_experts_per_tok=1, rope_parameters=LINEAR), "float32", None),
+    ("mistral4", hub.Mistral4Config, dict(LATENT, rope_parameters=dict(GROWN, mscale=1.0, mscale_all_dim=1.0)), "bfloat16", None),
+    ("mistral4-plain", hub.Mistral4Config, dict(LATENT, q_lora_rank=None, n_group=2, topk_group=1, rope_parameters=dict(
+        rope_type="linear", factor=2.0, rope_theta=100.0, llama_4_scaling_beta=0.0, original_max_position_embeddings=8)), "float32", None),
+    ("mistral4-halves", hub.Mistral4Config, dict(LATENT, hidden_size=12, num_attention_heads=4, num_key_value_heads=4, v_head_dim=7, rope_interleave=False, norm_topk_prob=False,
+                                                rope_parameters=dict(GROWN, factor=3.0)), "bfloat16", "3KB"),
+    ("mistral4-dense", hub.Mistral4Config, dict(LATENT, num_hidden_layers=3, first_k_dense_replace=2, tie_word_embeddings=True, rope_parameters=dict(GROWN, mscale_all_dim=0.5)), "bfloat16", None),
+    ("mistral4-vision", hub.Mistral3Config, dict(
+        image_token_index=10, spatial_merge_size=1, vision_config=dict(VISION, model_type="pixtral", head_dim=4),
+        text_config=dict(LATENT, model_type="mistral4", rope_parameters=dict(GROWN, mscale=1.0, mscale_all_dim=1.0))), "bfloat16", None),
 ]
 
 
 def kind(config):
     """The class of a vision model, or of a text model."""
+    if config.model_type == "mistral4":  # which AutoModelForCausalLM does not know
+        return hub.Mistral4ForCausalLM
     return hub.AutoModelForImageTextToText if hasattr(config, "vision_config") else hub.AutoModelForCausalLM
 
 
@@ -246,7 +270,8 @@ def main(out, *names):
             continue
         folder = pathlib.Path(out) / name
         torch.manual_seed(seed)
-        model = kind(config(**arguments)).from_config(config(**arguments))
+        settings = config(**arguments)
+        model = (kind(settings)._from_config if settings.model_type == "mistral4" else kind(settings).from_config)(settings)
         randomise(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=not name.endswith("fused"), **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)

@@ -229,7 +229,7 @@ func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 		s.swap(ir.Recv, j, plane(parts, j), plane(lses, j))
 	}
 	others.send()
-	s.op(ir.AttentionMerge, ir.Compute, []ir.View{o, lse, parts, lses}, in.Attr("heads"), in.Attr("head_dim"))
+	s.op(ir.AttentionMerge, ir.Compute, []ir.View{o, lse, parts, lses}, in.Attr("heads"), ir.Int(in.Work().ValueDim))
 }
 
 // shareAttentionGrad sends the operands that helpers need, computes the owner's part, and adds the helpers'
@@ -240,7 +240,7 @@ func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	others := s.work.beside.at(e.phase(in.Op))
 	e.clearKeys(in, helpers)
 	delta := s.fresh(s.label(e.task, e.layer, "attn.delta"), in.Arg("lse"))
-	s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, in.Arg("do"), in.Arg("o")}, in.Attr("heads"), in.Attr("head_dim"))
+	s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, in.Arg("do"), in.Arg("o")}, in.Attr("heads"), ir.Int(in.Work().ValueDim))
 	sent := []ir.View{in.Arg("q"), in.Arg("do"), in.Arg("lse"), delta}
 	for j := range helpers {
 		s.swap(ir.Send, j, sent...)

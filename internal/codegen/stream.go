@@ -206,7 +206,7 @@ func (e *env) attend(n *graph.Node) {
 	}
 	if n.Op == ir.AttentionGrad && len(blocks) > 0 {
 		delta := e.scratch(n.Args[0], "delta", own.Arg("lse"))
-		e.s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, own.Arg("do"), own.Arg("o")}, own.Attr("heads"), own.Attr("head_dim"))
+		e.s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, own.Arg("do"), own.Arg("o")}, own.Attr("heads"), ir.Int(own.Work().ValueDim))
 		setArg(&own, "o", ir.Absent())
 		setArg(&own, "delta", delta)
 	}

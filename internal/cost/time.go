@@ -158,7 +158,7 @@ func (c Model) attention(w ir.Work, efficiency []ir.CurvePoint) float64 {
 	if c.machine.Parallelism > 0 || w.DType != ir.BF16 {
 		return rate
 	}
-	switch row, ok := ir.HeadKernelOf(w.HeadDim); {
+	switch row, ok := ir.HeadKernelOf(w.HeadDim, w.ValueDim); {
 	case !ok:
 		return min(rate, scalarShare*c.machine.PeakF32)
 	case w.Kind == ir.WorkAttention:

@@ -31,8 +31,8 @@ func TestTime(t *testing.T) {
 		{"few rows", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 100, DType: ir.BF16}, Link{}, 4 * ms},
 		{"f32", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 10000, DType: ir.F32}, Link{}, 10 * ms},
 		{"bound by memory", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Bytes: 1e9, Rows: 10000, DType: ir.BF16}, Link{}, 2 * ms},
-		{"attention", ir.Work{Kind: ir.WorkAttention, Flops: 50e9, Rows: 7, DType: ir.BF16, HeadDim: 128}, Link{}, 1 * ms},
-		{"attention_grad", ir.Work{Kind: ir.WorkAttentionGrad, Flops: 50e9, Rows: 7, DType: ir.BF16, HeadDim: 128}, Link{}, 2 * ms},
+		{"attention", ir.Work{Kind: ir.WorkAttention, Flops: 50e9, Rows: 7, DType: ir.BF16, HeadDim: 128, ValueDim: 128}, Link{}, 1 * ms},
+		{"attention_grad", ir.Work{Kind: ir.WorkAttentionGrad, Flops: 50e9, Rows: 7, DType: ir.BF16, HeadDim: 128, ValueDim: 128}, Link{}, 2 * ms},
 		{"memory", ir.Work{Kind: ir.WorkMemory, Bytes: 1e9}, Link{}, 2 * ms},
 		{"d2h", ir.Work{Kind: ir.WorkD2H, Bytes: 1e7}, Link{}, 1 * ms},
 		{"h2d", ir.Work{Kind: ir.WorkH2D, Bytes: 1e7}, Link{}, 0.5 * ms},
@@ -174,7 +174,7 @@ func TestHeadsWithoutKernels(t *testing.T) {
 	seconds := func(kind ir.WorkKind, dim int64, dtype ir.DType, parallelism float64) ir.Seconds {
 		m := ir.Machine{PeakBF16: 1e15, PeakF32: 6e13, MemoryBandwidth: 1e15, CopyEfficiency: 1, Parallelism: parallelism, SpreadEfficiency: 1,
 			AttentionEfficiency: []ir.CurvePoint{{1, 0.5}}, AttentionGradEff: []ir.CurvePoint{{1, 0.5}}}
-		return New(m, 1).One(ir.Work{Kind: kind, Flops: 1e15, Rows: 1, DType: dtype, HeadDim: dim}, Link{})
+		return New(m, 1).One(ir.Work{Kind: kind, Flops: 1e15, Rows: 1, DType: dtype, HeadDim: dim, ValueDim: dim}, Link{})
 	}
 	for _, c := range []struct {
 		kind        ir.WorkKind

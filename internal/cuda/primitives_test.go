@@ -87,10 +87,11 @@ func primitives() (all []primitive) {
 	for trans := range 4 {
 		all = append(all, fragmentsPrimitive(trans))
 	}
-	for _, row := range ir.HeadKernels {
+	rows := slices.DeleteFunc(slices.Clone(ir.HeadKernels), func(row ir.HeadKernel) bool { return !kernels.OnHopper(row.Dim, row.Value) })
+	for _, row := range rows {
 		all = append(all, tilePrimitives(int(row.Dim))...)
 	}
-	for _, row := range ir.HeadKernels {
+	for _, row := range rows {
 		own, more := 64, []int{64, 128} // by the tokens of tiles
 		switch row.Dim {
 		case 192:

@@ -293,6 +293,8 @@ var models = map[string]string{
 	"nemotron":  "ffn = [0, 20, 0, 20]\nlayer_types = [mamba2, none, full, none]\nmlp_layer_types = [dense, sparse, dense, dense]\nlinear_num_key_heads = 4\nlinear_num_value_heads = 8\nlinear_key_head_dim = 12\nlinear_value_head_dim = 16\nlinear_conv_kernel_dim = 4\nuse_conv_bias = true\ntime_step_min = 0.02\nnum_experts = 6\nnum_experts_per_tok = 2\nmoe_intermediate_size = 9\nscoring_func = sigmoid\nmoe_latent_size = 7\nshared_expert_intermediate_size = 8",
 	"kimi":      "layer_types = [full, kimi_delta, full]\nlinear_num_key_heads = 4\nlinear_num_value_heads = 4\nlinear_key_head_dim = 16\nlinear_value_head_dim = 16\nlinear_conv_kernel_dim = 4",
 	"mamba":     "layer_types = [mamba2, full, gated_delta]\nlinear_num_key_heads = 2\nlinear_num_value_heads = 6\nlinear_key_head_dim = 24\nlinear_value_head_dim = 16\nlinear_conv_kernel_dim = 3",
+	"deepseek":  "layer_types = latent\nq_lora_rank = 20\nkv_lora_rank = 12\nqk_nope_head_dim = 8\nqk_rope_head_dim = 4\nv_head_dim = 6\nrope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nattn_scale = 0.4\nbias = [mlp]",
+	"latent":    "layer_types = [latent, none]\nkv_lora_rank = 16\nqk_nope_head_dim = 6\nqk_rope_head_dim = 6\nv_head_dim = 10\npositions = none\nattn_output_gate = true\nbias = [attn_out]",
 	"smollm":    "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
 }
 

@@ -67,6 +67,8 @@ var programKinds = []struct {
 	{"mamba2, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Traits: models["mamba"]}},
 	{"kimi_delta", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["kimi"]}},
 	{"kimi_delta, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Layers: 3, Traits: models["kimi"]}},
+	{"latent attention", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["deepseek"]}},
+	{"latent attention, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 2, Traits: models["latent"]}},
 	{"attention sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["gptoss"]}},
 }
 

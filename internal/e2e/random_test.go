@@ -152,6 +152,9 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 	if sum := crc32.ChecksumIEEE([]byte("linear" + d.text)); sum%4 == 0 { // nor is this
 		d.drawLinear(rand.New(rand.NewPCG(uint64(sum), 0)), sp)
 	}
+	if sum := crc32.ChecksumIEEE([]byte("latent" + d.text)); sum%5 == 0 { // nor is this
+		d.drawLatent(rand.New(rand.NewPCG(uint64(sum), 0)), heads)
+	}
 	if d.model.DType == "bf16" && crc32.ChecksumIEEE([]byte("reduce"+d.text))%2 == 0 { // nor is this
 		d.text = strings.Replace(d.text, "  grad_clip = 1\n", "  grad_clip = 1\n  grad_reduce = bf16\n", 1)
 	}
@@ -193,6 +196,28 @@ func (d *drawn) drawLinear(r *rand.Rand, sp int) {
 	}
 	d.model.Traits += "\n" + types + linear
 	d.text = strings.Replace(d.text, "  init_std", lines(types+linear)+"  init_std", 1)
+}
+
+// drawLatent draws latent attention, unless the draw has what excludes it.
+func (d *drawn) drawLatent(r *rand.Rand, heads int) {
+	for _, other := range []string{"layer_types", "qk_norm", "qkv", "rope_partial", "rope_short", "head_dim"} {
+		if strings.Contains(d.text, other) {
+			return
+		}
+	}
+	latent := fmt.Sprintf("layer_types = %s\nkv_lora_rank = %d\nqk_nope_head_dim = %d\nqk_rope_head_dim = %d\nv_head_dim = %d\n", // norms of few numbers amplify rounding
+		pick(r, "latent", "latent", "[latent, none]"), between(r, 12, 30), between(r, 1, 9), 2*between(r, 1, 4), between(r, 2, 12))
+	if r.IntN(3) > 0 {
+		latent += fmt.Sprintf("q_lora_rank = %d\n", between(r, 12, 30))
+	}
+	if !strings.Contains(d.text, "bias = ") {
+		latent += "bias = " + pick(r, "[]", "[mlp]", "[attn_out, mlp]") + "\n"
+	}
+	d.model.Traits += "\n" + latent
+	kv := strings.Index(d.text, "  kv_heads = ")
+	end := kv + strings.Index(d.text[kv:], "\n")
+	d.text = d.text[:kv] + fmt.Sprintf("  kv_heads = %d", heads) + d.text[end:]
+	d.text = strings.Replace(d.text, "  init_std", lines(latent)+"  init_std", 1)
 }
 
 // drawExperts draws MLPs with experts in all or some layers.

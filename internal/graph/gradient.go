@@ -34,6 +34,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Permute:       permuteGradient,
 	ir.Unpermute:     unpermuteGradient,
 	ir.MatmulGrouped: groupedGradient,
+	ir.ConcatHeads:   concatGradient,
 	ir.Scan:          scanGradient,
 	ir.Conv:          convGradient,
 	ir.Decay:         decayGradient,

@@ -33,6 +33,8 @@ const (
 	ConstHeads       = "heads_first"    // first column of the rank's query heads
 	ConstHead        = "head_first"     // its first query head, if attention has sinks
 	ConstKV          = "kv_first"       // first column of its key and value heads
+	ConstNope        = "nope_first"     // in latent attention, first column of what its heads of keys do not share
+	ConstValue       = "value_first"    // in latent attention, first column of its heads of values
 	ConstKVOwner     = "kv_owner"       // 1 on the first rank that holds these heads
 	ConstFFN         = "ffn_first"      // first column of its part of the MLP
 	ConstExpert      = "expert_first"   // its first expert, if ranks have different ones
@@ -183,8 +185,8 @@ func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 func (g *Model) SPConst(name string, k int) int64 {
 	part, member := k%g.HeadRanks(), k/g.HeadRanks() // of the heads, on the ring
 	switch name {
-	case ConstHeads:
-		return int64(part) * g.headsLocal() * int64(g.HeadDim)
+	case ConstHeads, ConstNope, ConstValue:
+		return int64(part) * g.headsLocal() * map[string]int64{ConstHeads: int64(g.HeadDim), ConstNope: int64(g.NopeDim), ConstValue: int64(g.ValueHeadDim)}[name]
 	case ConstHead:
 		return int64(part) * g.headsLocal()
 	case ConstKV:
@@ -366,7 +368,7 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 }
 
 // mixers holds the function that appends the dataflow of each mixer: its result has the rows of x.
-var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention, lang.MixerGatedDelta: (*Model).gatedDelta, lang.MixerMamba2: (*Model).mamba2, lang.MixerKimiDelta: (*Model).kimiDelta}
+var mixers = map[string]func(g *Model, b *builder, x int) int{lang.MixerAttention: (*Model).attention, lang.MixerGatedDelta: (*Model).gatedDelta, lang.MixerMamba2: (*Model).mamba2, lang.MixerKimiDelta: (*Model).kimiDelta, lang.MixerLatent: (*Model).latentAttention}
 
 // layer builds a layer with the given role. It saves the results of the forward nodes in keep, or of all nodes
 // if keep is nil.
@@ -484,9 +486,17 @@ func (g *Model) attention(b *builder, in int) int {
 		b.gatherChunks(keys, intoK.Value)
 		b.gatherChunks(values, intoV.Value)
 	}
-	o := b.activation("attn.out", Held, heads*d)
+	return g.attend(b, rows, query, keys, values, ConstHeads)
+}
+
+// attend appends attention and its last linear map, given queries, keys and values. rows is the layer's input, as its matmuls read
+// it; start is the constant with the first column of the rank's heads of values.
+func (g *Model) attend(b *builder, rows, query, keys, values int, start string) int {
+	heads, kv, wide := g.headsLocal(), g.kvHeadsLocal(), int64(g.valueDim())
+	whole, own := int64(g.Heads)*wide, heads*wide // columns of the values of all heads, and of the rank's
+	o := b.activation("attn.out", Held, own)
 	lse := b.value(Value{Name: "attn.lse", Rows: Held, Cols: heads, DType: ir.F32})
-	attrs := []Attr{integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d), from("batch", FromBatch)}
+	attrs := []Attr{integer("heads", heads), integer("kv_heads", kv), integer("head_dim", int64(g.HeadDim)), from("batch", FromBatch)}
 	if g.AttnSoftcap != 0 {
 		attrs = append(attrs, float("softcap", g.AttnSoftcap))
 	}
@@ -502,17 +512,17 @@ func (g *Model) attention(b *builder, in int) int {
 		g.sink(b, o, lse)
 	}
 	if g.ulysses() {
-		local := b.activation("attn.local", Local, q)
+		local := b.activation("attn.local", Local, whole)
 		b.node(ir.AllToAll, g.exchange(1, true), all(local), all(o))
 		o = local
 	}
 	if g.AttnGate {
-		gate := g.linear(b, "attn.gate", g.layerRows(), rows, g.columns("wg", h, q, heads*d, ConstHeads), Arg{Value: Missing})
+		gate := g.linear(b, "attn.gate", g.layerRows(), rows, g.columns("wg", int64(g.Hidden), whole, own, start), Arg{Value: Missing})
 		gated := b.value(b.like(o, "attn.gated"))
 		b.node(ir.GLU, []Attr{function("sigmoid")}, all(gated), all(gate), all(o))
 		o = gated
 	}
-	part := g.linear(b, "attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
+	part := g.linear(b, "attn.proj", g.layerRows(), o, g.rows("wo", whole, own, int64(g.Hidden), start), Arg{Value: Missing})
 	return g.leave(b, part, "attn.sum")
 }
 
@@ -525,7 +535,7 @@ func (g *Model) sink(b *builder, o, lse int) {
 	if p = g.onRing(p); g.HeadRanks() == 1 {
 		p = g.replicated(p.Name, p.Shape[0], 0)
 	}
-	b.node(ir.AttentionSink, []Attr{integer("heads", g.headsLocal()), integer("head_dim", int64(g.HeadDim))}, all(o), all(lse), all(b.param(p)))
+	b.node(ir.AttentionSink, []Attr{integer("heads", g.headsLocal()), integer("head_dim", int64(g.valueDim()))}, all(o), all(lse), all(b.param(p)))
 }
 
 // enter gathers the rows of all ranks for the matmuls of a layer, and leave reduces results to the rank's own rows.
@@ -570,7 +580,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 	}
 	g.projectHeads(b, x, p, weight, bias, flat)
 	if rotated {
-		b.node(ir.Rope, g.ropeAttrs(p), turned, flat, g.positions(b))
+		b.node(ir.Rope, g.ropeAttrs(p.rotation, p.heads, int64(g.HeadDim)), turned, flat, g.positions(b))
 	}
 	if last {
 		g.headNorm(b, p.name, p.into, turned)
@@ -647,14 +657,14 @@ func (g *Model) exchange(copies int, inverse bool) []Attr {
 	return attrs
 }
 
-func (g *Model) ropeAttrs(p projection) []Attr {
+func (g *Model) ropeAttrs(rotation string, heads, dim int64) []Attr {
 	attrs := []Attr{
-		integer("heads", p.heads), integer("head_dim", int64(g.HeadDim)), from("batch", FromBatch),
+		integer("heads", heads), integer("head_dim", dim), from("batch", FromBatch),
 		from("position", FromPrefix), float("theta", g.RopeTheta),
 	}
-	switch r := g.rotation(p.rotation); {
+	switch r := g.rotation(rotation); {
 	case r == byLayer:
-		attrs = append(attrs, Attr{Name: "rotation", Source: FromLayer, Const: p.rotation})
+		attrs = append(attrs, Attr{Name: "rotation", Source: FromLayer, Const: rotation})
 	case r > 0:
 		attrs = append(attrs, integer("rotation", r))
 	}

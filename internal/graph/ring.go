@@ -66,13 +66,16 @@ func (g *Model) MemberConsts() (names []string) {
 	if g.Spread {
 		names = append(names, ConstExpert, ConstExpertRow)
 	}
+	if g.latents() {
+		names = append(names, ConstNope, ConstValue)
+	}
 	if g.LinearKeyHeads > 0 {
 		names = append(names, ConstLinearKeys, ConstLinearValues, ConstLinearHead)
 	}
 	if g.rings() > 1 {
 		names = append(names, ConstMember)
 	}
-	if g.HeadRanks() > 1 && g.Replicates() && g.AdapterDropout > 0 {
+	if g.HeadRanks() > 1 && (g.Replicates() || g.latents()) && g.AdapterDropout > 0 {
 		names = append(names, ConstBlock)
 	}
 	if g.rings() > 1 && g.HeadRanks() > 1 {
@@ -277,7 +280,7 @@ func ringGradient(b *builder, n Node) {
 	keys.Span, values.Span = k.Span, v.Span
 	query, stats, o := b.need(q.Value), b.need(lse.Value), b.need(b.rounded(sum.Value))
 	delta := b.value(Value{Name: "attn.delta", Rows: Held, Cols: b.Values[lse.Value].Cols, DType: ir.F32})
-	b.node(ir.AttentionDelta, []Attr{n.Attrs[attrIndex(n.Op, "heads")], n.Attrs[attrIndex(n.Op, "head_dim")]}, all(delta), do, o)
+	b.node(ir.AttentionDelta, []Attr{n.Attrs[attrIndex(n.Op, "heads")], integer("head_dim", b.Values[o.Value].Cols/b.Values[lse.Value].Cols)}, all(delta), do, o)
 	total := dq
 	if b.act != ir.F32 {
 		total = b.value(Value{Name: "d.q.sum", Rows: Held, Cols: b.Values[dq].Cols, DType: ir.F32})

@@ -179,7 +179,7 @@ func (p *Param) Group() string {
 		return lang.GroupEmbeddings
 	case p.Name == "head":
 		return lang.GroupHead
-	case slices.Contains([]string{"wq", "wk", "wv", "wo", "wg"}, p.Name), strings.HasPrefix(p.Name, prefixLinear):
+	case slices.Contains([]string{"wq", "wk", "wv", "wo", "wg", "wq_a", "wkv", "wk_rope"}, p.Name), strings.HasPrefix(p.Name, prefixLinear):
 		return lang.GroupAttention
 	}
 	return lang.GroupMLP

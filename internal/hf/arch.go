@@ -44,6 +44,9 @@ const (
 	qwenNext   = "qwen3_next"
 	qwen35     = "qwen3_5"
 	qwen35MoE  = "qwen3_5_moe_text"
+	deepseek2  = "deepseek_v2"
+	deepseek3  = "deepseek_v3"
+	mistral4   = "mistral4"
 )
 
 var architectures = []architecture{
@@ -72,6 +75,10 @@ var architectures = []architecture{
 	{modelType: nemotronH, class: "NemotronHForCausalLM", family: nemotronH, keys: nemotronKeys, read: (*Model).nemotronH, names: nemotronNames},
 	{modelType: "mixtral", class: "MixtralForCausalLM", family: "mixtral", keys: mixtralKeys, theta: 1e6, read: (*Model).mixtral, names: mixtralNames},
 	{modelType: glmMoE, class: "Glm4MoeForCausalLM", family: glmMoE, keys: glmMoEKeys, theta: usualTheta, partial: true, read: (*Model).glmMoE, names: glmMoENames},
+	{modelType: deepseek2, class: "DeepseekV2ForCausalLM", family: deepseek2, keys: deepseek2Keys, theta: usualTheta, read: (*Model).deepseek2, names: deepseekNames},
+	{modelType: deepseek3, class: "DeepseekV3ForCausalLM", family: deepseek3, keys: deepseek3Keys, theta: usualTheta, read: (*Model).deepseek3, names: deepseekNames},
+	{modelType: mistral4, class: "Mistral4ForCausalLM", family: mistral4, keys: mistral4Keys, theta: usualTheta, read: (*Model).mistral4, names: deepseekNames,
+		outer: "mistral3", outerKeys: mistral3Keys},
 	{modelType: "gpt_oss", class: "GptOssForCausalLM", family: "gpt_oss", keys: ossKeys, theta: 150000, read: (*Model).gptOss, names: ossNames},
 	{modelType: "minimax_m2", class: "MiniMaxM2ForCausalLM", family: "minimax_m2", keys: minimaxKeys, theta: 5e6, partial: true, read: (*Model).minimax, names: mixtralNames},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
@@ -329,6 +336,14 @@ func (m *Model) ministral3(c *config) {
 			"beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 1, "mscale": 1, "llama_4_scaling_beta": 0.1}`)
 	}
 	m.mistral(c)
+	m.growing(c)
+	if m.value("rope_scaling") == "" {
+		m.set("rope_scaling", lang.ScalingNone, "rope_type") // the family has another default
+	}
+}
+
+// growing reads by how much queries grow with their positions.
+func (m *Model) growing(c *config) {
 	p := m.rotation(c)
 	p.skip("max_position_embeddings")
 	const name = "llama_4_scaling_beta"
@@ -340,9 +355,6 @@ func (m *Model) ministral3(c *config) {
 		p.count("original_max_position_embeddings")
 	}
 	m.setNumber("rope_beta", beta, p.prefix+name)
-	if m.value("rope_scaling") == "" {
-		m.set("rope_scaling", lang.ScalingNone, "rope_type") // the family has another default
-	}
 }
 
 // hunyuan reads the config of Hunyuan. The class calls a larger base of the frequencies dynamic scaling.
@@ -692,6 +704,108 @@ func (m *Model) glmMoE(c *config) {
 	if n := get[int64](c, "num_mtp_layers", "a whole number"); n > 0 {
 		m.notice("num_nextn_predict_layers = %d: the layers for multi-token prediction are not trained", n)
 	}
+}
+
+// latent reads what the configs of models with latent attention have in common.
+func (m *Model) latent(c *config) {
+	m.decoder(c)
+	m.drop("head_dim") // in some classes, that of rotated elements
+	c.skip("head_dim", "qk_head_dim")
+	m.activation(c, "hidden_act")
+	m.set("layer_types", lang.MixerLatent, "model_type")
+	for _, name := range []string{"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"} {
+		m.setCount(name, c.count(name), name)
+	}
+	if c.has("q_lora_rank") {
+		m.setCount("q_lora_rank", c.count("q_lora_rank"), "q_lora_rank")
+	} else {
+		c.skip("q_lora_rank")
+		other := *m.arch
+		other.names = deepseekWholeNames
+		m.arch = &other
+	}
+	if c.truth("attention_bias") {
+		c.failf("attention_bias", "= true is not supported with latent attention")
+	}
+	m.rotary(c)
+	m.drop("bias")
+	m.setList("bias", nil, "attention_bias")
+	m.attentionScale(c)
+	if row := c.row("rope_interleave"); row != nil {
+		m.halves = !c.has("rope_interleave") || !c.truth("rope_interleave")
+		c.skip("rope_interleave")
+	}
+	m.sparse(c, "n_routed_experts", "moe_intermediate_size")
+	m.setNumber("routed_scaling_factor", c.positive("routed_scaling_factor"), "routed_scaling_factor")
+	dense := int64(0)
+	if c.has("first_k_dense_replace") {
+		dense = get[int64](c, "first_k_dense_replace", "a whole number")
+	}
+	if layers := layersOf(c); dense >= layers {
+		c.failf("num_hidden_layers", "= %d is not supported with first_k_dense_replace = %d: no layer has experts", layers, dense)
+	}
+	m.setCount("first_k_dense_replace", dense, "first_k_dense_replace")
+	m.setCount("shared_expert_intermediate_size", c.count("n_shared_experts")*c.count("moe_intermediate_size"), "n_shared_experts * moe_intermediate_size")
+}
+
+// attentionScale sets the factor of the scores of latent attention, which yarn changes. The class computes it from the members that
+// follow, with other names than elsewhere.
+func (m *Model) attentionScale(c *config) {
+	p := m.rotation(c)
+	const all = "mscale_all_dim"
+	p.skip(all)
+	if m.value("rope_scaling") == "" || empty(p.members[all]) || *c.err != nil {
+		return
+	}
+	grown := 1.0
+	if factor := p.number("factor"); factor > 1 {
+		grown = 0.1*p.number(all)*math.Log(factor) + 1
+	}
+	width := float64(c.count("qk_nope_head_dim") + c.count("qk_rope_head_dim"))
+	m.setNumber("attn_scale", grown*grown/math.Sqrt(width), p.prefix+all)
+}
+
+// groupedExperts reads the groups of experts.
+func (m *Model) groupedExperts(c *config) {
+	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
+	m.setCount("n_group", c.count("n_group"), "n_group")
+	m.setCount("topk_group", c.count("topk_group"), "topk_group")
+}
+
+// deepseek2 reads the config of DeepSeek-V2. Its class never divides the scores of a token's experts by their sum.
+func (m *Model) deepseek2(c *config) {
+	m.latent(c)
+	m.set("norm_topk_prob", "false", "model_type")
+	c.skip("n_group", "topk_group", "norm_topk_prob")
+	if c.has("topk_method") {
+		c.among("topk_method", c.word("topk_method"), []string{"greedy"})
+	}
+	if c.truth("mlp_bias") {
+		c.failf("mlp_bias", "= true is not supported")
+	}
+}
+
+// deepseek3 reads the config of DeepSeek-V3.
+func (m *Model) deepseek3(c *config) {
+	m.latent(c)
+	m.groupedExperts(c)
+	if n := get[int64](c, "num_mtp_layers", "a whole number"); n > 0 {
+		m.notice("num_nextn_predict_layers = %d: the layers for multi-token prediction are not trained", n)
+	}
+}
+
+// mistral4 reads the config of Mistral 4.
+func (m *Model) mistral4(c *config) {
+	if !c.has("rope_parameters") && empty(c.members["rope_scaling"]) {
+		c.members["rope_parameters"] = json.RawMessage(`{"type": "yarn", "rope_theta": 1e4, "factor": 128, "original_max_position_embeddings": 8192,
+			"beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 1, "mscale": 1, "llama_4_scaling_beta": 0.1}`)
+	}
+	m.latent(c)
+	if p := m.rotation(c); m.value("rope_scaling") == "" {
+		p.failf("rope_type", "= default is not supported with model_type = %s: transformers fails", mistral4)
+	}
+	m.growing(c)
+	m.groupedExperts(c)
 }
 
 // smollm reads the config of SmolLM3, in which every fourth layer has no positions.

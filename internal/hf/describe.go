@@ -112,7 +112,9 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"linear_num_key_heads": max(1, m.LinearKeyHeads), "linear_num_value_heads": max(1, m.LinearValueHeads),
 		"linear_key_head_dim": max(1, m.LinearKeyDim), "linear_value_head_dim": max(1, m.LinearValueDim), "linear_conv_kernel_dim": max(1, m.LinearConv),
 		"shared_expert_intermediate_size": m.SharedFFN,
-		"moe_intermediate_size":           m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
+		"kv_lora_rank":                    max(1, m.KVLatent), "q_lora_rank": countOrNull(m.QLatent), "qk_nope_head_dim": max(1, m.NopeDim), "qk_rope_head_dim": max(1, m.RopeDim),
+		"v_head_dim": max(1, m.ValueHeadDim), "rope_interleave": true, "topk_method": "greedy",
+		"moe_intermediate_size": m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
 		"n_group": max(1, m.ExpertGroups), "topk_group": max(1, m.TopGroups), "use_qk_norm": m.QKNorm == lang.QKNormHead, "num_mtp_layers": 0,
 		"n_groups": max(1, m.LinearKeyHeads), "mamba_num_heads": max(1, m.LinearValueHeads), "ssm_state_size": max(1, m.LinearKeyDim), "mamba_head_dim": max(1, m.LinearValueDim),
 		"conv_kernel": max(1, m.LinearConv), "use_conv_bias": m.ConvBias, "time_step_min": m.StepMin, "mlp_hidden_act": theirs[m.Activation],
@@ -219,6 +221,9 @@ func orNull(v float64) any {
 	return v
 }
 
+// latent reports whether the models of an architecture have latent attention.
+func (a *architecture) latent() bool { return rowOf(a.keys, "kv_lora_rank") != nil }
+
 // describeWindows writes the members that specify which layers have a window. If transformers cannot express the
 // windows, reading the config back reveals the difference.
 func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
@@ -265,6 +270,9 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 		return
 	}
 	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
+	if a.latent() {
+		delete(c, "head_dim")
+	}
 	if m.RopePartial != 1 && a.partial || a.modelType == glmMoE || a.family == qwenNext || a.family == qwen35 { // other classes ignore it
 		p["partial_rotary_factor"] = m.RopePartial
 	}
@@ -285,7 +293,10 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 	case lang.ScalingLongRope:
 		p["short_factor"], p["long_factor"], p["attention_factor"] = m.RopeShort, m.RopeLong, m.RopeAmplitude
 	}
-	if a.modelType == ministral3 {
+	if grown := m.AttnScale * math.Sqrt(float64(m.HeadDim)); a.latent() && m.RopeScaling == lang.ScalingYarn && m.RopeFactor > 1 && math.Abs(grown-1) > 1e-12 {
+		p["mscale_all_dim"] = (math.Sqrt(grown) - 1) / (0.1 * math.Log(m.RopeFactor))
+	}
+	if a.modelType == ministral3 || a.modelType == mistral4 {
 		p["llama_4_scaling_beta"] = m.RopeBeta
 		if m.RopeOriginal == 0 {
 			p["original_max_position_embeddings"] = c["max_position_embeddings"] // transformers needs it

@@ -30,7 +30,8 @@ type Model struct {
 	conf  *config
 	whole *config // differs from conf if outer
 	blocks
-	outer bool // the language model is a part of the folder's model
+	outer  bool // the language model is a part of the folder's model
+	halves bool // pairs of rotated elements are as ours, in an architecture where they usually are neighbours
 }
 
 // Context returns the maximum number of tokens per sequence according to the config, or 0 if it gives none.
@@ -181,6 +182,9 @@ func find(c *config) (*architecture, *config) {
 	name := c.word("model_type")
 	if name == mistral && c.present("layer_types") {
 		name = ministral // as in transformers
+	}
+	if name == "kimi_k2" { // whose folders say that they load as DeepSeek-V3
+		name = deepseek3
 	}
 	var whole *architecture
 	for i := range architectures {

@@ -1,10 +1,5 @@
 package hf
 
-import (
-	"slices"
-	"strconv"
-)
-
 // Rotary positions turn pairs of a head's elements. Ours are i and i + half, as in most architectures. In the others, they are
 // neighbours, 2i and 2i+1. The scores of attention do not depend on the order of elements, so weights change their order where
 // they are read and where they are written.
@@ -14,32 +9,60 @@ var headTensors = []string{"layer.wq", "layer.wk", "layer.bq", "layer.bk", "laye
 
 // pairing is the order of elements of heads in the values that its method read returns.
 type pairing struct {
-	dim        int64 // elements of a head; 0: the order does not change
-	neighbours bool  // pairs become neighbours; false: they become ours
+	heads  map[string]headOrder // by our tensors; others do not change
+	theirs bool                 // the result has the architecture's order; false: ours
+}
+
+// headOrder is the order of the elements of a head in an architecture. In ours, the rotated elements come first.
+type headOrder struct {
+	rest, rotated int64 // elements that are not rotated, which come first, and those that are
+	neighbours    bool  // pairs are neighbours; false: they are as ours
 }
 
 // pairing returns the order that values of the architecture need to become ours, or ours to become the architecture's.
-func (m *Model) pairing(neighbours bool) pairing {
-	if !m.arch.names.neighbours {
-		return pairing{}
+func (m *Model) pairing(theirs bool) pairing {
+	p := pairing{heads: map[string]headOrder{}, theirs: theirs}
+	switch of := m.heads; {
+	case !m.arch.names.neighbours:
+	case m.value("qk_rope_head_dim") != "":
+		for _, end := range []string{"", endB} {
+			p.heads["layer.wq"+end] = headOrder{of("qk_nope_head_dim"), of("qk_rope_head_dim"), !m.halves}
+			p.heads["layer.wk_rope"+end] = headOrder{0, of("qk_rope_head_dim"), !m.halves}
+		}
+	default:
+		for _, name := range headTensors {
+			p.heads[name] = headOrder{0, of("head_dim"), true}
+		}
 	}
-	dim, _ := strconv.ParseInt(m.value("head_dim"), 10, 64)
-	return pairing{dim, neighbours}
+	return p
 }
 
+func (o headOrder) dim() int64 { return o.rest + o.rotated }
+
 // source returns the place before the change of the element that is at place i of a head after it.
-func (p pairing) source(i int64) int64 {
-	half := p.dim / 2
-	if p.neighbours {
+func (p pairing) source(o headOrder, i int64) int64 {
+	half := o.rotated / 2
+	switch {
+	case !p.theirs && i >= o.rotated:
+		return i - o.rotated
+	case p.theirs && i < o.rest:
+		return i + o.rotated
+	case !p.theirs && o.neighbours:
+		return o.rest + 2*(i%half) + i/half
+	case !p.theirs:
+		return o.rest + i
+	case o.neighbours:
+		i -= o.rest
 		return i%2*half + i/2
 	}
-	return 2*(i%half) + i/half
+	return i - o.rest
 }
 
 // read reads a block like Values.Read. It reads whole heads with the given function and changes the order of their elements.
 func (p pairing) read(from func(tensor string, row, col, rows, cols int64, out []float32) error, tensor string, row, col, rows, cols int64, out []float32) error {
 	key, layer := splitName(tensor)
-	if p.dim == 0 || layer == "" || !slices.Contains(headTensors, key) {
+	order, ok := p.heads[key]
+	if !ok || layer == "" {
 		return from(tensor, row, col, rows, cols, out)
 	}
 	vector := key == "layer.bq" || key == "layer.bk"
@@ -47,8 +70,9 @@ func (p pairing) read(from func(tensor string, row, col, rows, cols int64, out [
 	if vector {
 		first, n, lines = row, rows, cols
 	}
-	low := first / p.dim * p.dim
-	width := (first+n+p.dim-1)/p.dim*p.dim - low
+	dim := order.dim()
+	low := first / dim * dim
+	width := (first+n+dim-1)/dim*dim - low
 	heads := make([]float32, lines*width)
 	var err error
 	if vector {
@@ -59,7 +83,7 @@ func (p pairing) read(from func(tensor string, row, col, rows, cols int64, out [
 	for line := range lines {
 		for i := range n {
 			at := first + i - low
-			out[line*n+i] = heads[line*width+at/p.dim*p.dim+p.source(at%p.dim)]
+			out[line*n+i] = heads[line*width+at/dim*dim+p.source(order, at%dim)]
 		}
 	}
 	return err

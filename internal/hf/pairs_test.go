@@ -3,6 +3,7 @@ package hf_test
 import (
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -127,5 +128,89 @@ func TestFusedAdapters(t *testing.T) {
 		folder.Close()
 		whole.Close()
 		sameAdapter(t, model, out, program)
+	}
+}
+
+// Adapters of latent attention have the parts of fused matrices, in the order of the folder.
+func TestAdaptersOfLatents(t *testing.T) {
+	for _, name := range []string{"deepseek-v3", "deepseek-v3-plain", "deepseek-v3-halves"} {
+		dir := filepath.Join("testdata", "models", name)
+		program := compile(t, dir, 1, readExpected(t, dir), "train.adapter=lora(rank = 2, alpha = 4)")
+		model, err := hf.ReadModel(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, of := filepath.Join(t.TempDir(), "adapter"), lang.Model(program.Model)
+		if err := model.WriteAdapter(t.Context(), out, placed{}, program.Tensors, &of); err != nil {
+			t.Fatal(err)
+		}
+		f, err := safetensors.OpenFile(filepath.Join(out, hf.AdapterWeights))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		rows := func(module string) (list []int) {
+			x := f.Find("base_model.model.model.layers.1.self_attn." + module + ".lora_B.weight") // [out, rank]
+			values := make([]float32, x.Elements())
+			if _, err := x.Float32s(values, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; i < len(values); i += 2 {
+				list = append(list, int(values[i]))
+			}
+			return list
+		}
+		heads, still, turned, wide, latent := of.Heads, of.NopeDim, of.RopeDim, of.ValueHeadDim, of.KVLatent
+		place := func(i int) int { // of a rotated element in ours
+			if name == "deepseek-v3-halves" {
+				return i
+			}
+			return i%2*turned/2 + i/2
+		}
+		var q, a, b []int
+		for h := range heads {
+			for i := range still {
+				q, b = append(q, h*(still+turned)+turned+i), append(b, h*still+i)
+			}
+			for i := range turned {
+				q = append(q, h*(still+turned)+place(i))
+			}
+			for i := range wide {
+				b = append(b, h*wide+i)
+			}
+		}
+		for i := range latent {
+			a = append(a, i)
+		}
+		for i := range turned {
+			a = append(a, place(i))
+		}
+		queries := "q_b_proj"
+		if of.QLatent == 0 {
+			queries = "q_proj"
+		}
+		for module, want := range map[string][]int{queries: q, "kv_a_proj_with_mqa": a, "kv_b_proj": b} {
+			if got := rows(module); !slices.Equal(got, want) {
+				t.Errorf("%s: the rows of %s are %v, want %v", name, module, got, want)
+			}
+		}
+		w, err := model.OpenAdapter(out, program.Tensors, &of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		for _, tensor := range program.Tensors {
+			if !hf.IsAdapter(tensor.Name) {
+				continue
+			}
+			got, want := make([]float32, tensor.Shape[0]*tensor.Shape[1]), make([]float32, tensor.Shape[0]*tensor.Shape[1])
+			if err := w.Read(tensor.Name, 0, 0, tensor.Shape[0], tensor.Shape[1], got); err != nil {
+				t.Fatal(err)
+			}
+			_ = placed{}.Read("", 0, 0, tensor.Shape[0], tensor.Shape[1], want)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %s became %v, want %v", name, tensor.Name, got, want)
+			}
+		}
 	}
 }

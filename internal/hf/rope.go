@@ -194,6 +194,12 @@ func (m *Model) partial(kind string, p, c *config) {
 	if !from.present(name) || from == c && !c.has(name) && !m.arch.partial {
 		return
 	}
+	if rotated := m.heads("qk_rope_head_dim"); m.value("qk_rope_head_dim") != "" { // which says it, too
+		if whole := float64(rotated + m.heads("qk_nope_head_dim")); int64(from.positive(name)*whole) != rotated && m.arch.modelType == mistral4 {
+			from.failf(name, "= %s is not qk_rope_head_dim / (qk_nope_head_dim + qk_rope_head_dim)", quote(from.members[name]))
+		}
+		return
+	}
 	width, _ := strconv.ParseFloat(m.value("head_dim"), 64)
 	switch {
 	case m.arch.partial:

@@ -264,6 +264,20 @@ var (
 	ernieNames   = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers, neighbours: true}
 	phiNames     = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
 
+	// In transformers, heads of keys and values are one tensor, as are what all heads of keys share and the latent.
+	latentPlaces = map[string]place{
+		"layer.wq_a": linear("model.layers.*.self_attn.q_a_proj.weight"), "layer.q_a_norm.gamma": plain("model.layers.*.self_attn.q_a_layernorm.weight"),
+		"layer.wq":  linear("model.layers.*.self_attn.q_b_proj.weight"),
+		"layer.wkv": linear("model.layers.*.self_attn.kv_a_proj_with_mqa.weight"), "layer.wk_rope": linear("model.layers.*.self_attn.kv_a_proj_with_mqa.weight", "layer.wkv"),
+		"layer.kv_a_norm.gamma": plain("model.layers.*.self_attn.kv_a_layernorm.weight"),
+		"layer.wk":              ofHeads("heads", "model.layers.*.self_attn.kv_b_proj.weight"),
+		"layer.wv":              ofHeads("heads", "model.layers.*.self_attn.kv_b_proj.weight", "layer.wk"),
+	}
+	deepseekNames = naming{tensors: merged(llamaPlaces, glmExperts, latentPlaces), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts, neighbours: true}
+	// deepseekWholeNames are those of models whose queries have no latent.
+	deepseekWholeNames = naming{tensors: merged(deepseekNames.tensors, map[string]place{"layer.wq": llamaPlaces["layer.wq"]}), prefix: "model.", ignored: rotaryBuffers,
+		further: true, fused: fusedExperts, neighbours: true}
+
 	qwenNextNames = naming{tensors: merged(llamaPlaces, qwenExperts, qwenNextPlaces), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts, others: "mtp."}
 	qwen35Names   = naming{tensors: merged(llamaPlaces, qwenExperts, qwen35Places), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts, others: "mtp."}
 

@@ -339,6 +339,9 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	} else if a.Name == "channels" {
 		v = 1
 	}
+	if in.row.Rule == ir.RuleConcat && a.Name == "head_dim" {
+		v = in.name("first") + in.name("rest")
+	}
 	if known, ok := in.named[a.Name]; ok {
 		v = known
 	}

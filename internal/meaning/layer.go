@@ -26,6 +26,7 @@ type layer struct {
 	attention []value // operands after q, k and v
 	gate      value   // of attention's result
 	scanned   linearAttention
+	latent    latentAttention
 	adapters  map[string]*adapter
 }
 
@@ -34,6 +35,7 @@ type head struct {
 	value    value // what attention takes, once it is ready
 	norm     *normalized
 	rotation ir.Rotation
+	width    int64 // of what is rotated
 }
 
 // linear is a linear map with an adapter or without.
@@ -71,6 +73,8 @@ func (l *layer) forward() value {
 		l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attend)
 	case "gated_delta", "kimi_delta", "mamba2":
 		l.middle = l.branch(0, l.x, false, "", l.linearAttend)
+	case "latent":
+		l.middle = l.branch(0, l.x, l.has("attn_out"), "bo", l.attendLatent)
 	}
 	y := l.middle
 	if l.ffn() > 0 {
@@ -165,6 +169,12 @@ func (l *layer) adapterName(weight string) string {
 			matrices, name = []string{"linear.wz", "linear.wv", "linear.wk", "linear.wq", "linear.wa"}, "linear.w_in"
 		case "out_proj":
 			matrices, name = []string{"linear.wo"}, "linear.wo"
+		case "q_a_proj":
+			matrices, name = []string{"wq_a"}, "wq_a"
+		case "kv_a_proj_with_mqa":
+			matrices, name = []string{"wkv", "wk_rope"}, "wkv_a"
+		case "kv_b_proj":
+			matrices, name = []string{"wk", "wv"}, "wkv_b"
 		case "qkv_proj":
 			matrices, name = []string{"wq", "wk", "wv"}, "wqkv"
 		case "up_proj":
@@ -248,10 +258,16 @@ func (l *layer) attend(x value) value {
 		}
 		h.value = l.linear("w"+name, "b"+name, l.has("qkv"), x, int64(l.Hidden), width)
 		if i < 2 {
-			h.rotation = l.rotation(l.number, i == 0)
+			h.rotation, h.width = l.rotation(l.number, i == 0), int64(l.HeadDim)
 			l.ready(name, h, width)
 		}
 	}
+	return l.attendHeads(x)
+}
+
+// attendHeads adds attention of heads that are ready, and its last linear map. x is the input of the layer's matrices.
+func (l *layer) attendHeads(x value) value {
+	q := int64(l.Heads) * l.valueDim()
 	if l.documents {
 		l.attention = []value{dataKey(ir.AsPositions)}
 	}
@@ -306,7 +322,7 @@ func (l *layer) readyGradient(name string, h *head, g value) value {
 // sink adds the sinks to the results of attention.
 func (l *layer) sink(sinks value) {
 	l.sinks = []value{sinks}
-	operands, d := []value{l.o, l.lse, sinks}, int64(l.HeadDim)
+	operands, d := []value{l.o, l.lse, sinks}, l.valueDim()
 	l.o = l.plain(l.name("attention with sinks"), ir.AttentionSink, sinkKey(d, resultO), operands...)
 	l.lse = l.plain(l.name("the lse of attention with sinks"), ir.AttentionSink, sinkKey(d, resultLSE), operands...)
 }
@@ -320,7 +336,7 @@ func (l *layer) visibleTokens() int64 {
 }
 
 func (l *layer) attentionKey(result int64) key {
-	return attentionKey(int64(l.HeadDim), l.window, l.AttnSoftcap).int(result)
+	return attentionKey(int64(l.HeadDim), l.valueDim(), l.window, l.AttnSoftcap).int(result)
 }
 
 // turn adds the rotation of queries or keys.
@@ -335,28 +351,12 @@ func (l *layer) turn(name string, h *head, x value, back bool) value {
 	if back {
 		name = "the gradient through the rotation of " + name
 	}
-	return l.plain(name, ir.Rope, rotationKey(h.rotation, int64(l.HeadDim), back), operands...)
+	return l.plain(name, ir.Rope, rotationKey(h.rotation, h.width, back), operands...)
 }
 
 // attendGradient adds the gradients of attention, and returns that of its operand.
 func (l *layer) attendGradient(dy value) (dx value) {
-	do := l.linearGradient("wo", dy)
-	if l.AttnGate {
-		g := l.named(l.name("the gradient of attention, gated"), do)
-		dx = l.linearGradient("wg", l.plain(l.name("d.attention's gate"), ir.GLUGrad, functionKey("glu_grad_gate", "sigmoid"), g, l.gate, l.o))
-		do = l.plain(l.name("the gradient of attention"), ir.GLUGrad, functionKey("glu_grad_up", "sigmoid"), g, l.gate, l.o)
-	}
-	l.named(l.name("the gradient of attention"), do)
-	l.plain(l.name("delta"), ir.AttentionDelta, deltaKey(int64(l.HeadDim)), deltaValues(do, l.o)...)
-	operands := slices.Concat([]value{do, l.heads[0].value, l.heads[1].value, l.heads[2].value}, l.attention, l.sinks)
-	for _, sinks := range l.sinks {
-		l.gradient(l.name("sinks"), l.overTokens(l.name("sinks.grad"), ir.AttentionSinkGrad, sinkGradKey(int64(l.HeadDim)), do, l.o, l.lse, sinks))
-	}
-	d := [3]value{l.add(l.name("d.q"), ir.AttentionGrad, term{kind: overKeys, window: l.visibleTokens()}, l.attentionKey(resultDQ), operands...)}
-	for i, name := range []string{"d.k", "d.v"} {
-		t := term{kind: overQuery, window: l.visibleTokens(), need: box{full, {0, l.sequence}, full, {0, l.group}}}
-		d[i+1] = l.add(l.name(name), ir.AttentionGrad, t, l.attentionKey(resultDK+int64(i)), operands...)
-	}
+	d, dx := l.headsGradient(dy)
 	for i := 2; i >= 0; i-- {
 		name := []string{"q", "k", "v"}[i]
 		g := d[i]
@@ -366,6 +366,28 @@ func (l *layer) attendGradient(dy value) (dx value) {
 		dx = dx.plus(l.linearGradient("w"+name, g))
 	}
 	return dx
+}
+
+// headsGradient adds the gradients of attendHeads. It returns those of q, k and v as attention takes them, and that of x through the gate.
+func (l *layer) headsGradient(dy value) (d [3]value, dx value) {
+	do := l.linearGradient("wo", dy)
+	if l.AttnGate {
+		g := l.named(l.name("the gradient of attention, gated"), do)
+		dx = l.linearGradient("wg", l.plain(l.name("d.attention's gate"), ir.GLUGrad, functionKey("glu_grad_gate", "sigmoid"), g, l.gate, l.o))
+		do = l.plain(l.name("the gradient of attention"), ir.GLUGrad, functionKey("glu_grad_up", "sigmoid"), g, l.gate, l.o)
+	}
+	l.named(l.name("the gradient of attention"), do)
+	l.plain(l.name("delta"), ir.AttentionDelta, deltaKey(l.valueDim()), deltaValues(do, l.o)...)
+	operands := slices.Concat([]value{do, l.heads[0].value, l.heads[1].value, l.heads[2].value}, l.attention, l.sinks)
+	for _, sinks := range l.sinks {
+		l.gradient(l.name("sinks"), l.overTokens(l.name("sinks.grad"), ir.AttentionSinkGrad, sinkGradKey(l.valueDim()), do, l.o, l.lse, sinks))
+	}
+	d = [3]value{l.add(l.name("d.q"), ir.AttentionGrad, term{kind: overKeys, window: l.visibleTokens()}, l.attentionKey(resultDQ), operands...)}
+	for i, name := range []string{"d.k", "d.v"} {
+		t := term{kind: overQuery, window: l.visibleTokens(), need: box{full, {0, l.sequence}, full, {0, l.group}}}
+		d[i+1] = l.add(l.name(name), ir.AttentionGrad, t, l.attentionKey(resultDK+int64(i)), operands...)
+	}
+	return d, dx
 }
 
 func (l *layer) activation() int64 { return int64(slices.Index(ir.Functions, l.Activation)) }
@@ -416,6 +438,8 @@ func (l *layer) backward(dy value) value {
 		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendGradient)
 	case "gated_delta", "kimi_delta", "mamba2":
 		dy = l.branchGradient(0, dy, false, "", l.linearAttendGradient)
+	case "latent":
+		dy = l.branchGradient(0, dy, l.has("attn_out"), "bo", l.attendLatentGradient)
 	}
 	return l.named(fmt.Sprintf("the gradient of the input of layer %d", l.number), dy)
 }
@@ -512,7 +536,7 @@ func (r *reference) initial(name string, shape [2]int64, tensor int64) value {
 		return constantOne.times(1 - r.NormOffset)
 	case short == "lora_a":
 		drawn = 1 / math.Sqrt(3*float64(shape[0]))
-	case short == "lora_b", shape[1] == 1 && short != "w", strings.HasPrefix(short, "b"):
+	case short == "lora_b", shape[1] == 1 && short[0] != 'w', strings.HasPrefix(short, "b"):
 		return value{}
 	case slices.Contains([]string{"wo", "w2", "w_down", "w_out"}, short):
 		drawn /= math.Sqrt(2 * float64(r.Layers))

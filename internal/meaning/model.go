@@ -116,7 +116,7 @@ func groupOf(t *ir.Tensor) string {
 		return "embeddings"
 	case name == "head":
 		return "head"
-	case slices.Contains([]string{"wq", "wk", "wv", "wo", "wg"}, name), strings.Contains(t.Name, ".linear."):
+	case slices.Contains([]string{"wq", "wk", "wv", "wo", "wg", "wq_a", "wkv", "wk_rope"}, name), strings.Contains(t.Name, ".linear."):
 		return "attention"
 	}
 	return "mlp"
@@ -255,6 +255,7 @@ type normalized struct {
 	numbers       int64
 	rms           bool
 	offset        float64 // of its weights
+	eps           float64 // 0: the model's
 }
 
 // norm adds a norm of groups of columns, with the model's offset.
@@ -269,11 +270,14 @@ func (r *reference) normOf(name string, x value, width, groups int64, rms bool, 
 // normalize adds the results of a norm.
 func (r *reference) normalize(n *normalized) *normalized {
 	op, operands := ir.RMSNorm, []value{n.x, n.gamma}
+	if n.eps == 0 {
+		n.eps = r.NormEps
+	}
 	if !n.rms {
 		n.numbers, op, operands = 2, ir.LayerNorm, append(operands, r.weight(n.name+".beta"))
 	}
-	n.y = r.plain(n.name+".out", op, normKey(n.numbers, n.width, r.NormEps, n.offset), operands...)
-	n.stats = r.plain(n.name+".stats", op, statsKey(n.numbers, n.width, r.NormEps), n.x)
+	n.y = r.plain(n.name+".out", op, normKey(n.numbers, n.width, n.eps, n.offset), operands...)
+	n.stats = r.plain(n.name+".stats", op, statsKey(n.numbers, n.width, n.eps), n.x)
 	return n
 }
 

@@ -17,6 +17,7 @@ func init() {
 		ir.Matmul: matmul, ir.BiasGrad: biasGrad, ir.Rope: rope,
 		ir.Attention: attention, ir.AttentionGrad: attentionGrad, ir.AttentionMerge: attentionMerge, ir.AttentionDelta: attentionDelta,
 		ir.AttentionSink: attentionSink, ir.AttentionSinkGrad: attentionSinkGrad,
+		ir.ConcatHeads: concatHeads, ir.ConcatHeadsGrad: concatHeadsGrad,
 		ir.Activation: activation, ir.ActivationGrad: activationGrad, ir.GLU: glu, ir.GLUGrad: gluGrad,
 		ir.Route: route, ir.RouteGrad: routeGrad, ir.ExpertCounts: expertCounts, ir.RouterLossGrad: routerLossGrad, ir.ExpertLoad: expertLoad, ir.ExpertBias: expertBias, ir.Permute: permute, ir.PermuteGrad: permuteGrad, ir.Unpermute: unpermute, ir.UnpermuteGrad: unpermuteGrad,
 		ir.MatmulGrouped: matmulGrouped, ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,

@@ -101,21 +101,22 @@ func dropoutKey(tensor int64, rate float64) key { return newKey("dropout").int(t
 // attentionCall is an attention instruction or its gradient.
 type attentionCall struct {
 	*call
-	q, k, v    []piece
-	heads, dim int64
-	local      int64 // window; 0: none
-	documents  []value
-	sinks      []value // of a gradient, if the attention has them
-	positions  piece
-	softcap    float64
+	q, k, v   []piece
+	heads     int64
+	dim, wide int64 // widths of heads of q and k, and of v and o
+	local     int64 // window; 0: none
+	documents []value
+	sinks     []value // of a gradient, if the attention has them
+	positions piece
+	softcap   float64
 }
 
 func (c *call) attention() *attentionCall {
-	a := &attentionCall{call: c, heads: c.int("heads"), dim: c.int("head_dim"), local: c.int("window"), softcap: c.float("softcap")}
+	a := &attentionCall{call: c, heads: c.int("heads"), dim: c.int("head_dim"), wide: c.in.Work().ValueDim, local: c.int("window"), softcap: c.float("softcap")}
 	kv := c.rows(c.operand("k"), c.operand("v"))
 	a.q, a.k, a.v = c.operand("q"), kv[0], kv[1]
 	for i := range a.k {
-		if p := &a.k[i]; p.value != a.k[0].value || a.v[i].value != a.v[0].value || p.cols != a.k[0].cols || a.v[i].cols != p.cols {
+		if p := &a.k[i]; p.value != a.k[0].value || a.v[i].value != a.v[0].value || p.cols != a.k[0].cols || a.v[i].cols != a.ofValues(p.cols) {
 			c.refuse("takes keys and values of different kinds: %s, %s", c.ref.describe(p), c.ref.describe(&a.v[i]))
 		}
 	}
@@ -125,6 +126,11 @@ func (c *call) attention() *attentionCall {
 	}
 	a.checkHeads()
 	return a
+}
+
+// ofValues returns the columns of v and o for heads whose columns of q or k are given.
+func (a *attentionCall) ofValues(cols interval) interval {
+	return interval{cols.lo / a.dim * a.wide, cols.hi / a.dim * a.wide}
 }
 
 // checkHeads checks that every query head uses the head of keys that it has in the model.
@@ -145,8 +151,8 @@ func (a *attentionCall) values(more ...value) []value {
 	return append(append(append(more, a.q[0].value, a.k[0].value, a.v[0].value), a.documents...), a.sinks...)
 }
 
-func attentionKey(dim, window int64, softcap float64) key {
-	return newKey("attention").int(dim).int(window).float(softcap)
+func attentionKey(dim, wide, window int64, softcap float64) key {
+	return newKey("attention").int(dim).int(wide).int(window).float(softcap)
 }
 
 // names of the results of attention and its gradient
@@ -163,7 +169,7 @@ func (a *attentionCall) key(result int64) key {
 	if window >= a.ref.sequence {
 		window = 0
 	}
-	return attentionKey(a.dim, window, a.softcap).int(result)
+	return attentionKey(a.dim, a.wide, window, a.softcap).int(result)
 }
 
 // block is a set of queries and the keys that they see.
@@ -286,7 +292,8 @@ func attention(c *call) {
 		values := a.values()
 		values[0] = a.q[b.query].value
 		over := a.covers(&b)
-		o = made(o, b.queries, a.make(a.key(resultO), over, b.queries, values...))
+		to := b.queries.with(a.ofValues(b.queries.cols))
+		o = made(o, to, a.make(a.key(resultO), over, to, values...))
 		r := b.queries.with(interval{b.queries.cols.lo / a.dim, b.queries.cols.hi / a.dim})
 		lse = made(lse, r, a.make(a.key(resultLSE), over, r, values...))
 	}
@@ -487,14 +494,14 @@ func (a *attentionCall) operands() value {
 	o, lse := a.key(resultO).of(a.values()...).value(), a.key(resultLSE).of(a.values()...).value()
 	if t := a.ref.terms[lists[2][0].value]; t != nil && t.op == ir.AttentionSink {
 		a.sinks = t.operands[2:]
-		o, lse = sunk(a.dim, o, lse, a.sinks[0])
+		o, lse = sunk(a.wide, o, lse, a.sinks[0])
 	}
 	for i := range lists[0] {
 		p, heads := &lists[0][i], interval{lists[0][i].cols.lo / a.dim, lists[0][i].cols.hi / a.dim}
 		want := map[string]struct {
 			value
 			interval
-		}{"q": {q, p.cols}, "do": {do, p.cols}, "lse": {lse, heads}, "o": {o, p.cols}, "delta": {deltaKey(a.dim).of(deltaValues(do, o)...).value(), heads}}
+		}{"q": {q, p.cols}, "do": {do, a.ofValues(p.cols)}, "lse": {lse, heads}, "o": {o, a.ofValues(p.cols)}, "delta": {deltaKey(a.wide).of(deltaValues(do, o)...).value(), heads}}
 		for k, name := range names {
 			if l := &lists[k][i]; a.has(name) && (l.value != want[name].value || l.cols != want[name].interval) {
 				a.refuse("%s is %s, not %s of these queries and keys", name, a.ref.describe(l), name)
@@ -502,4 +509,53 @@ func (a *attentionCall) operands() value {
 		}
 	}
 	return do
+}
+
+// Heads of two parts, of which all heads share the first.
+
+func concatKey(first, rest int64) key { return newKey("concat_heads").int(first).int(rest) }
+
+// concatGradKey is the key of the gradient of the shared part, or of the other.
+func concatGradKey(name string, first, rest int64) key {
+	return newKey("concat_heads_grad_" + name).int(first).int(rest)
+}
+
+// heads returns the interval of heads of the columns of an operand.
+func (c *call) headsOf(p *piece, width int64) interval {
+	if p.cols.lo%width != 0 || p.cols.hi%width != 0 {
+		c.refuse("takes %s, which are not whole heads", c.ref.describe(p))
+	}
+	return interval{p.cols.lo / width, p.cols.hi / width}
+}
+
+func concatHeads(c *call) {
+	first := c.in.Arg("shared").Cols()
+	rest := c.int("head_dim") - first
+	lists := c.rows(c.operand("shared"), c.operand("x"))
+	var out []piece
+	for i := range lists[0] {
+		p, q := &lists[0][i], &lists[1][i]
+		if p.cols != (interval{0, first}) {
+			c.refuse("shares %s", c.ref.describe(p))
+		}
+		heads := c.headsOf(q, rest)
+		r := q.with(interval{heads.lo * (first + rest), heads.hi * (first + rest)})
+		out = made(out, r, c.make(concatKey(first, rest), nil, r, p.value, q.value))
+	}
+	c.write("y", out)
+}
+
+func concatHeadsGrad(c *call) {
+	first := c.in.Arg("dshared").Cols()
+	rest := c.int("head_dim") - first
+	var shared, own []piece
+	for _, p := range c.linear("dy") {
+		heads := c.headsOf(&p, first+rest)
+		r := p.with(interval{0, first})
+		shared = made(shared, r, c.makeSome(concatGradKey("shared", first, rest), cover{nowhere.by(features, heads)}, r, p.part, p.value))
+		r = p.with(interval{heads.lo * rest, heads.hi * rest})
+		own = made(own, r, c.makeSome(concatGradKey("x", first, rest), nil, r, p.part, p.value))
+	}
+	c.write("dshared", shared)
+	c.write("dx", own)
 }

@@ -67,7 +67,7 @@ func (j *Job) estimateDocuments() error {
 	run, par := &j.Program.Run, &j.Plan.Parallel
 	var windows []int64 // of the layers with attention
 	for layer := range j.Plan.Model.Layers {
-		if j.Plan.Model.FormOf(layer).Mixer == lang.MixerAttention {
+		if mixer := j.Plan.Model.FormOf(layer).Mixer; mixer == lang.MixerAttention || mixer == lang.MixerLatent {
 			windows = append(windows, j.Plan.Model.WindowOf(layer))
 		}
 	}

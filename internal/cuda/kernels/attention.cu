@@ -12,7 +12,7 @@
 #define LD (MAX_DIM + 1)
 
 struct Shape {
-    i64 n, keys, heads, kv_heads, dim, batch, prefix, window;
+    i64 n, keys, heads, kv_heads, dim, wide, batch, prefix, window; // dim: width of a head of q and k; wide: of v and o
     double softcap;
 #if PACKED
     const int *positions; // of each query within its document: 0, or one more than the preceding token's
@@ -83,7 +83,7 @@ template <class T, class O>
 DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const Shape &s, i64 accumulate) {
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim, wide = (int)s.wide;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // longest rows first
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1);
@@ -91,12 +91,12 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     const float scale = 1.0f / sqrtf((float)dim);
     float *query = own + warp * MAX_DIM;
     own_row(query, q + at(i, b, s.batch, h, s.heads, dim), dim);
-    O *out = o + at(i, b, s.batch, h, s.heads, dim);
+    O *out = o + at(i, b, s.batch, h, s.heads, wide);
     float *const log_sum = lse + (i * s.batch + b) * s.heads + h;
     float sum[MAX_DIM / 32] = {}, largest = LOWEST, total = 0; // finite: a query may see no key of the first tile
     if (accumulate) { // keys handled earlier count as one key with score lse and value o
         largest = fmaxf(*log_sum, LOWEST), total = 1; // lse is minus infinity if there were none
-        UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < dim ? as_float(out[lane + 32 * j]) : 0.0f;
+        UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < wide ? as_float(out[lane + 32 * j]) : 0.0f;
     }
     for (i64 key = begin; key < end; key += 32) {
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
@@ -105,12 +105,12 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
         total = total * old + warp_sum(p);
         largest = m;
         UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] *= old;
-        load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        add_rows(sum, p, tile, dim);
+        load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, wide);
+        add_rows(sum, p, tile, wide);
     }
     if (first + warp >= s.n) return;
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
-        if (lane + 32 * j < dim) store(out + lane + 32 * j, PACKED && total == 0.0f ? 0.0f : sum[j] / total);
+        if (lane + 32 * j < wide) store(out + lane + 32 * j, PACKED && total == 0.0f ? 0.0f : sum[j] / total);
     if (lane == 0) *log_sum = largest + logf(total);
 }
 
@@ -128,7 +128,7 @@ DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, 
                       i64 accumulate) {
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim, wide = (int)s.wide;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8;
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1), row = (i * s.batch + b) * s.heads + h;
@@ -137,9 +137,9 @@ DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, 
     float *mine = own + warp * MAX_DIM, sum[MAX_DIM / 32] = {};
     for (i64 key = begin; key < end; key += 32) {
         __syncwarp();
-        own_row(mine, dout + row * dim, dim);
-        load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float dp = dot(mine, tile + lane * LD, dim);
+        own_row(mine, dout + row * wide, wide);
+        load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, wide);
+        const float dp = dot(mine, tile + lane * LD, wide);
         __syncwarp();
         own_row(mine, q + row * dim, dim);
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
@@ -160,9 +160,9 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
                        const Shape &s, i64 accumulate) {
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim, wide = (int)s.wide;
     const i64 first = (i64)blockIdx.x * 8, key = min(first + warp, s.keys - 1);
-    const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads, row = at(key, b, s.batch, kvh, s.kv_heads, dim);
+    const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads, row = at(key, b, s.batch, kvh, s.kv_heads, 1);
     const float scale = 1.0f / sqrtf((float)dim);
     const i64 start = max(first - s.prefix, (i64)0) / 32 * 32; // queries that see one of the keys
     const i64 stop = s.end_of_queries(first + 8);
@@ -172,24 +172,24 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
         for (i64 base = start; base < stop; base += 32) {
             const i64 i = base + lane, at_i = (min(i, s.n - 1) * s.batch + b) * s.heads + h;
             __syncwarp();
-            own_row(mine, k + row, dim);
+            own_row(mine, k + row * dim, dim);
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
             const float score = s.capped(dot(mine, tile + lane * LD, dim) * scale);
             const float p = i < stop && key <= s.prefix + i && key >= s.first_key(i) ? expf(score - lse[at_i]) : 0.0f;
             __syncwarp();
-            own_row(mine, v + row, dim);
-            load_tile(tile, dout, base, s.n, b, s.batch, h, s.heads, dim);
-            const float ds = p * (dot(mine, tile + lane * LD, dim) - delta[at_i]) * s.slope(score) * scale;
-            add_rows(sum_v, p, tile, dim);
+            own_row(mine, v + row * wide, wide);
+            load_tile(tile, dout, base, s.n, b, s.batch, h, s.heads, wide);
+            const float ds = p * (dot(mine, tile + lane * LD, wide) - delta[at_i]) * s.slope(score) * scale;
+            add_rows(sum_v, p, tile, wide);
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
             add_rows(sum_k, ds, tile, dim);
         }
     if (first + warp >= s.keys) return;
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++) {
         const int d = lane + 32 * j;
-        if (d >= dim) continue;
-        dk[row + d] = accumulate ? dk[row + d] + sum_k[j] : sum_k[j];
-        dv[row + d] = accumulate ? dv[row + d] + sum_v[j] : sum_v[j];
+        float *const to_k = dk + row * dim + d, *const to_v = dv + row * wide + d;
+        if (d < dim) *to_k = accumulate ? *to_k + sum_k[j] : sum_k[j];
+        if (d < wide) *to_v = accumulate ? *to_v + sum_v[j] : sum_v[j];
     }
 }
 
@@ -274,11 +274,11 @@ MERGE(bf, bf16, float)
 MERGE(bb, bf16, bf16)
 #endif
 
-#define SHAPE Shape{n, keys, heads, kv_heads, dim, batch, prefix, window, softcap WITH_POSITIONS}
+#define SHAPE Shape{n, keys, heads, kv_heads, dim, wide, batch, prefix, window, softcap WITH_POSITIONS}
 #define GRADIENTS(S, T)                                                                                                        \
     KERNEL(VARIANT(attention_dkv_##S), (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v,               \
                                         const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,        \
-                                        i64 dim, i64 batch, i64 prefix, i64 window, double softcap,                            \
+                                        i64 dim, i64 wide, i64 batch, i64 prefix, i64 window, double softcap,                  \
                                         i64 accumulate POSITIONS)) {                                                           \
         attention_dkv(dk, dv, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                   \
     }
@@ -286,13 +286,13 @@ FOR_TYPES(GRADIENTS)
 
 #define RESULTS(S, O, T)                                                                                                       \
     KERNEL(VARIANT(attention_##S), (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads,         \
-                                    i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, double softcap,                  \
+                                    i64 kv_heads, i64 dim, i64 wide, i64 batch, i64 prefix, i64 window, double softcap,        \
                                     i64 accumulate POSITIONS)) {                                                               \
         attention(o, lse, q, k, v, SHAPE, accumulate);                                                                         \
     }                                                                                                                          \
     KERNEL(VARIANT(attention_dq_##S), (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse,            \
-                                       const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,       \
-                                       i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                    \
+                                       const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 wide,        \
+                                       i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         \
         attention_dq(dq, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                        \
     }
 RESULTS(ff, float, float)

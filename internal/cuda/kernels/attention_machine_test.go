@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo.dev/internal/cuda/kernels"
 	"sppo.dev/ir"
 )
 
@@ -209,7 +210,7 @@ var passes = map[string]struct {
 }
 
 var (
-	tensorKernel = regexp.MustCompile(`^attention_tensor_(dq_|dkv_)?(\d+)(.*)`)
+	tensorKernel = regexp.MustCompile(`^attention_tensor_(dq_|dkv_)?(\d+)(?:x\d+)?(.*)`)
 	engineKernel = regexp.MustCompile(`^attention_bulk_(dq_|dkv_)?(\d+)(.*)`)
 )
 
@@ -282,12 +283,20 @@ func (q quarter) speedOf(costs []cost, name string, products []int) (s speed) {
 // slowest is the least rate of a head dimension on either card, relative to that of heads of 128.
 const slowest = 1.0 / 3
 
+// nameOf is how the names of kernels end.
+func nameOf(row ir.HeadKernel) string {
+	if row.Value != row.Dim {
+		return fmt.Sprintf("%dx%d", row.Dim, row.Value)
+	}
+	return fmt.Sprint(row.Dim)
+}
+
 // rateTable returns a line for each kernel with mma.sync, and reports those that are slower than the rate of heads of 128
 // allows.
 func rateTable(t *testing.T, rates map[string]speed) string {
 	text := strings.Builder{}
 	for _, row := range ir.HeadKernels {
-		if name := fmt.Sprintf("attention_tensor_dkv_%d", row.Dim); rates[name].rate == 0 {
+		if name := "attention_tensor_dkv_" + nameOf(row); rates[name].rate == 0 {
 			t.Errorf("there is no %s", name)
 		}
 	}
@@ -313,6 +322,9 @@ func hopperTable(t *testing.T, rates map[string]speed) string {
 	fmt.Fprintf(&text, "the same on an H200 (512 at most), and how busy it is: products, shared memory, issue, special functions\n")
 	each := func(names ...string) {
 		for _, row := range ir.HeadKernels {
+			if !kernels.OnHopper(row.Dim, row.Value) {
+				continue
+			}
 			relative, all := 0.0, 0.0
 			for _, name := range names {
 				ending := map[string]string{"": "_b", "dq_": "_b"}[name]

@@ -4,6 +4,8 @@
 // Scores stay in registers, because the accumulator of one product has the layout of an operand of the next. Scores, sums
 // of probabilities and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
 //
+// D is the dimension of heads of queries and keys, V that of heads of values and o.
+//
 // Wide heads fill the registers with sums. Their tiles are smaller, so that a block needs at most 99 KiB of shared memory,
 // the limit of most GPUs. Beyond 192 elements, queries stay in shared memory. Beyond 128, the sums for dk and for dv do
 // not fit side by side, so that different blocks compute them; both compute the scores.
@@ -83,7 +85,7 @@ template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weight
         }
     }
 }
-template <int D, class O>
+template <int D, int V, class O>
 DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
     constexpr int T = TILE(D);
@@ -97,20 +99,20 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     u32 query[D / 16][4];
     if constexpr (registers) own_rows<D>(query, own, q, first, s.n, b, s.batch, h, s.heads);
     else load_tile<64, D>(own, q, first, s.n, b, s.batch, h, s.heads);
-    const auto place = [&](i64 key) { return places + key / T % 2 * (2 * T * (D + 8)); };
+    const auto place = [&](i64 key) { return places + key / T % 2 * (T * (D + V + 16)); };
     const auto bring = [&](i64 key) {
         load_tile<T, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
-        load_tile<T, D>(place(key) + T * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<T, V>(place(key) + T * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
     };
     const i64 begin = s.first_tile(first, T);
     bring(begin);
-    float sum[D / 8][4], largest[2] = {LEAST, LEAST}, total[2] = {0, 0};
-    clear<D / 8>(sum);
+    float sum[V / 8][4], largest[2] = {LEAST, LEAST}, total[2] = {0, 0};
+    clear<V / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // keys handled earlier count as one key with score lse and value o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
         largest[half] = fmaxf(lse[at] * (LOG2E / scale), LEAST), total[half] = 1; // lse is minus infinity if there were none
-        UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)
-            sum[c][2 * half + e] = as_float(o[at * D + 8 * c + 2 * t + e]);
+        UNROLL for (int c = 0; c < V / 8; c++) UNROLL for (int e = 0; e < 2; e++)
+            sum[c][2 * half + e] = as_float(o[at * V + 8 * c + 2 * t + e]);
     }
     for (i64 key = begin; key < end; key += T) {
         tiles_here();
@@ -137,27 +139,27 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
             }
             total[half] = total[half] * old + row_sum(part);
             largest[half] = m;
-            UNROLL for (int c = 0; c < D / 8; c++) sum[c][2 * half] *= old, sum[c][2 * half + 1] *= old;
+            UNROLL for (int c = 0; c < V / 8; c++) sum[c][2 * half] *= old, sum[c][2 * half + 1] *= old;
         }
-        gather<T, D>(sum, p, vs);
+        gather<T, V>(sum, p, vs);
     }
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
         if (r >= s.n) continue;
         const float inverse = share(total[half]);
-        UNROLL for (int c = 0; c < D / 8; c++)
-            store_pair(o + at * D + 8 * c + 2 * t, sum[c][2 * half] * inverse, sum[c][2 * half + 1] * inverse);
+        UNROLL for (int c = 0; c < V / 8; c++)
+            store_pair(o + at * V + 8 * c + 2 * t, sum[c][2 * half] * inverse, sum[c][2 * half + 1] * inverse);
         if (t == 0) lse[at] = (largest[half] * scale + log2f(total[half])) * LN2;
     }
 }
 
-template <int D, class O>
+template <int D, int V, class O>
 DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
                       const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
     constexpr int T = GRAD_TILE(D);
     constexpr bool registers = D <= 128;
-    bf16 *const ds = (bf16 *)memory, *const own = ds + 64 * (D + 8), *const places = registers ? own : own + 64 * (D + 8); // keys, then values
+    bf16 *const ds = (bf16 *)memory, *const own = ds + (registers ? 64 * (D + 8) : 64 * (V + 8)), *const places = registers ? own : own + 64 * (D + 8); // keys, then values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
@@ -166,11 +168,11 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
     u32 query[D / 16][4]; // dout stays in shared memory: registers do not suffice for both
     if constexpr (registers) own_rows<D>(query, ds, q, first, s.n, b, s.batch, h, s.heads);
     else load_tile<64, D>(own, q, first, s.n, b, s.batch, h, s.heads);
-    load_tile<64, D>(ds, dout, first, s.n, b, s.batch, h, s.heads);
-    const auto place = [&](i64 key) { return places + key / T % 2 * (2 * T * (D + 8)); };
+    load_tile<64, V>(ds, dout, first, s.n, b, s.batch, h, s.heads);
+    const auto place = [&](i64 key) { return places + key / T % 2 * (T * (D + V + 16)); };
     const auto bring = [&](i64 key) {
         load_tile<T, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
-        load_tile<T, D>(place(key) + T * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<T, V>(place(key) + T * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
     };
     const i64 begin = s.first_tile(first, T);
     bring(begin);
@@ -188,7 +190,7 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         clear<T / 8>(p), clear<T / 8>(dp);
         if constexpr (registers) multiply<T, D>(p, query, ks);
         else multiply_tile<T, D>(p, own, ks);
-        multiply_tile<T, D>(dp, ds, vs);
+        multiply_tile<T, V>(dp, ds, vs);
         if (SOFTCAP) bound<T / 8>(p, s, factor);
         int first_seen[2], last[2]; // visible columns of each row, relative to the lane's first
         UNROLL for (int half = 0; half < 2; half++) {
@@ -213,12 +215,12 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
 // A block handles 64 keys and loops over all queries that see them, over all heads of the group. Products are
 // transposed: rows are the warp's 16 keys, columns are queries. OF_K and OF_V say which results the block computes. The
 // free elements at the end of a row hold the query's lse, or its delta in rows of dout.
-template <int D, bool OF_K, bool OF_V>
+template <int D, int V, bool OF_K, bool OF_V>
 DEV void change_keys(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
                      const float *delta, const Heads &s, i64 accumulate, i64 block) {
     DYNAMIC_SHARED(memory);
     constexpr int T = GRAD_TILE(D);
-    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const places = vs + 64 * (D + 8); // queries, then dout
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const places = vs + 64 * (V + 8); // queries, then dout
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = block * 64, row = first + warp * 16 + g;
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
@@ -229,31 +231,33 @@ DEV void change_keys(float *dk, float *dv, const bf16 *dout, const bf16 *q, cons
     const float factor = 1.0f / sqrtf((float)D), left = SOFTCAP ? 1.0f : factor, inverse = 1.0f / (float)s.softcap;
     const auto bring = [&](int tile) {
         const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)T;
-        bf16 *const to = places + tile % 2 * (2 * T * (D + 8));
+        bf16 *const to = places + tile % 2 * (T * (D + V + 16));
         load_tile<T, D>(to, q, base, s.n, b, s.batch, h, s.heads);
-        load_tile<T, D>(to + T * (D + 8), dout, base, s.n, b, s.batch, h, s.heads);
+        load_tile<T, V>(to + T * (D + 8), dout, base, s.n, b, s.batch, h, s.heads);
         if (threadIdx.x < 2 * T) {
             const i64 query = base + threadIdx.x % T, at = (min(query, s.n - 1) * s.batch + b) * s.heads + h;
-            copy_word(to + threadIdx.x * (D + 8) + D, (threadIdx.x < T ? lse : delta) + at, query < s.n);
+            bf16 *row = to + threadIdx.x * (D + 8) + D; // its end
+            if constexpr (V != D) row = threadIdx.x < T ? row : to + T * (D + 8) + (threadIdx.x - T) * (V + 8) + V;
+            copy_word(row, (threadIdx.x < T ? lse : delta) + at, query < s.n);
         }
     };
     if (tiles > 0) {
         load_tile<64, D>(ks, k, first, s.keys, b, s.batch, kvh, s.kv_heads);
-        if (OF_K) load_tile<64, D>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
+        if (OF_K) load_tile<64, V>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
         bring(0);
     }
-    float sum_k[D / 8][4], sum_v[D / 8][4];
-    clear<D / 8>(sum_k), clear<D / 8>(sum_v);
+    float sum_k[D / 8][4], sum_v[V / 8][4];
+    clear<D / 8>(sum_k), clear<V / 8>(sum_v);
     const i64 ends[2] = {PACKED ? s.end_of_queries(row + 1) : 0, PACKED ? s.end_of_queries(row + 9) : 0}; // by row
     for (int tile = 0; tile < tiles; tile++) {
         tiles_here();
         if (tile + 1 < tiles) bring(tile + 1);
-        const bf16 *const qs = places + tile % 2 * (2 * T * (D + 8)), *const ds = qs + T * (D + 8);
+        const bf16 *const qs = places + tile % 2 * (T * (D + V + 16)), *const ds = qs + T * (D + 8);
         const i64 base = start + tile % each * (i64)T;
         float p[T / 8][4], dp[T / 8][4];
         clear<T / 8>(p), clear<T / 8>(dp);
         multiply_tile<T, D>(p, ks, qs);
-        if (OF_K) multiply_tile<T, D>(dp, vs, ds);
+        if (OF_K) multiply_tile<T, V>(dp, vs, ds);
         if (SOFTCAP) bound<T / 8>(p, s, factor);
         const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)T);
         const int until = (int)min(row - s.prefix - base + s.window, (i64)T); // end of the queries that see the row
@@ -263,51 +267,52 @@ DEV void change_keys(float *dk, float *dv, const bf16 *dout, const bf16 *q, cons
             const float of_score = SOFTCAP ? slope(p[c][e], inverse) : 1.0f;
             p[c][e] = visible ? exp2f((p[c][e] * left - *(const float *)(qs + column * (D + 8) + D)) * LOG2E) : 0.0f;
             if (!OF_K) continue;
-            dp[c][e] = p[c][e] * (dp[c][e] - *(const float *)(ds + column * (D + 8) + D));
+            dp[c][e] = p[c][e] * (dp[c][e] - *(const float *)(ds + column * (V + 8) + V));
             if (SOFTCAP) dp[c][e] *= of_score;
         }
-        if (OF_V) gather<T, D>(sum_v, p, ds);
+        if (OF_V) gather<T, V>(sum_v, p, ds);
         if (OF_K) gather<T, D>(sum_k, dp, qs);
     }
-    UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
-        const i64 r = row + 8 * (e / 2), at = ((r * s.batch + b) * s.kv_heads + kvh) * D + 8 * c + 2 * t + e % 2;
+    UNROLL for (int c = 0; c < (OF_K ? D : V) / 8; c++) UNROLL for (int e = 0; e < 4; e++) { // both only if they are as wide
+        const i64 r = row + 8 * (e / 2), at = ((r * s.batch + b) * s.kv_heads + kvh) * (OF_K ? D : V) + 8 * c + 2 * t + e % 2;
         if (r >= s.keys) continue;
         if (OF_K) dk[at] = accumulate ? dk[at] + sum_k[c][e] * factor : sum_k[c][e] * factor;
         if (OF_V) dv[at] = accumulate ? dv[at] + sum_v[c][e] : sum_v[c][e];
     }
 }
-template <int D>
+template <int D, int V>
 DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
                        const float *delta, const Heads &s, i64 accumulate) {
-    if constexpr (D <= 128) change_keys<D, true, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x);
-    else if (blockIdx.x % 2 == 0) change_keys<D, true, false>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
-    else change_keys<D, false, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
+    if constexpr (D <= 128) change_keys<D, V, true, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x);
+    else if (blockIdx.x % 2 == 0) change_keys<D, V, true, false>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
+    else change_keys<D, V, false, true>(dk, dv, dout, q, k, v, lse, delta, s, accumulate, blockIdx.x / 2);
 }
 
-#define RESULTS(S, D, O)                                                                                                       \
-    KERNEL_HALF(VARIANT(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n,   \
+#define RESULTS(S, N, D, V, O)                                                                                                 \
+    KERNEL_HALF(VARIANT(attention_tensor_##N##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n,   \
                                                       i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,    \
                                                       double softcap, i64 accumulate POSITIONS)) {                             \
-        attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                      \
+        attention<D, V>(o, lse, q, k, v, HEADS, accumulate);                                                                   \
     }                                                                                                                          \
-    KERNEL_HALF(VARIANT(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k,               \
+    KERNEL_HALF(VARIANT(attention_tensor_dq_##N##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k,               \
                                                          const bf16 *v, const float *lse, const float *delta, i64 n,           \
                                                          i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix,             \
                                                          i64 window, double softcap, i64 accumulate POSITIONS)) {              \
-        attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                     \
+        attention_dq<D, V>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                  \
     }
-#define ATTENTION(D)                                                                                                           \
-    RESULTS(f, D, float)                                                                                                       \
-    RESULTS(b, D, bf16)                                                                                                        \
-    KERNEL_HALF(VARIANT(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,      \
+#define ATTENTION(N, D, V)                                                                                                     \
+    RESULTS(f, N, D, V, float)                                                                                                 \
+    RESULTS(b, N, D, V, bf16)                                                                                                  \
+    KERNEL_HALF(VARIANT(attention_tensor_dkv_##N), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,      \
                                                     const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys,      \
                                                     i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,                \
                                                     double softcap, i64 accumulate POSITIONS)) {                               \
-        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                \
+        attention_dkv<D, V>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                             \
     }
-ATTENTION(64)
-ATTENTION(80)
-ATTENTION(96)
-ATTENTION(128)
-ATTENTION(192)
-ATTENTION(256)
+ATTENTION(64, 64, 64)
+ATTENTION(80, 80, 80)
+ATTENTION(96, 96, 96)
+ATTENTION(128, 128, 128)
+ATTENTION(192x128, 192, 128)
+ATTENTION(192, 192, 192)
+ATTENTION(256, 256, 256)

@@ -1,4 +1,4 @@
-// Opcodes that work element by element: add, cast, dropout, fill, position_embed. A thread reads all its inputs before it
+// Opcodes that work element by element: add, cast, concat_heads, dropout, fill, position_embed. A thread reads all its inputs before it
 // writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
@@ -38,11 +38,11 @@ ADD(bbb, bf16, bf16, bf16)
 
 #define CAST(S, Y, X)                                 \
     KERNEL(cast_##S, (Y * y, const X *x, i64 n)) {    \
-        EACH8(i, n) {                                 \
-            float v[8];                               \
-            load_some(x + i, v, n - i);               \
-            store_some(y + i, v, n - i);              \
-        }                                             \
+        EACH8(i, n) {                                                                           \
+            float v[8];                                                                         \
+            load_some(x + i, v, n - i);                                                         \
+            store_some(y + i, v, n - i);                                                        \
+        }                                                                                       \
     }
 CAST(ff, float, float)
 CAST(fb, float, bf16)
@@ -79,6 +79,37 @@ KERNEL(fill, (unsigned char *y, i64 n, i64 pattern)) {
         }                                                                                       \
     }
 FOR_TYPES(POSITION)
+
+// concat_heads puts in each head of a row the row of shared, then the head's columns of x. A block handles one row.
+template <class T> DEV void concat_heads(T *y, const T *shared, const T *x, i64 heads, i64 first, i64 rest) {
+    const i64 row = blockIdx.x, dim = first + rest, cols = heads * dim;
+    for (i64 c = threadIdx.x; c < cols; c += blockDim.x) {
+        const i64 h = c / dim, i = c % dim;
+        y[row * cols + c] = i < first ? shared[row * first + i] : x[(row * heads + h) * rest + i - first];
+    }
+}
+// The gradient of shared is the sum over heads.
+template <class T, class G> DEV void concat_heads_grad(T *dshared, T *dx, const G *dy, i64 heads, i64 first, i64 rest) {
+    const i64 row = blockIdx.x, dim = first + rest, own = heads * rest;
+    for (i64 i = threadIdx.x; i < first; i += blockDim.x) {
+        float sum = 0;
+        for (i64 h = 0; h < heads; h++) sum += as_float(dy[(row * heads + h) * dim + i]);
+        store(dshared + row * first + i, sum);
+    }
+    for (i64 c = threadIdx.x; c < own; c += blockDim.x)
+        store(dx + row * own + c, as_float(dy[(row * heads + c / rest) * dim + first + c % rest]));
+}
+#define CONCAT(S, T)                                                                                                           \
+    KERNEL(concat_heads_##S, (T * y, const T *shared, const T *x, i64 heads, i64 first, i64 rest)) {                           \
+        concat_heads(y, shared, x, heads, first, rest);                                                                        \
+    }                                                                                           \
+    KERNEL(concat_heads_grad_##S##f, (T * dshared, T *dx, const float *dy, i64 heads, i64 first, i64 rest)) {                  \
+        concat_heads_grad(dshared, dx, dy, heads, first, rest);                                                                \
+    }                                                                                           \
+    KERNEL(concat_heads_grad_##S##b, (T * dshared, T *dx, const bf16 *dy, i64 heads, i64 first, i64 rest)) {                   \
+        concat_heads_grad(dshared, dx, dy, heads, first, rest);                                                                \
+    }
+FOR_TYPES(CONCAT)
 
 // dropout. A block handles one row. Columns 2j and 2j+1 use the lower and the upper half of value j of the
 // token's random stream, so eight columns use four values, or five if the first column is odd.

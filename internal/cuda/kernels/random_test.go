@@ -3,6 +3,7 @@ package kernels_test
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -35,7 +36,7 @@ func TestRandom(t *testing.T) {
 			}
 			for _, fixed := range shapes[op] {
 				for _, card := range []device{{}, {hopper: true}, {hopper: true, engine: true}} {
-					if card.hopper && !kernels.OnTensorCores(fixed["head_dim"]) { // there are no such kernels
+					if card.hopper && !kernels.OnHopper(fixed["head_dim"], cmp.Or(fixed["value_dim"], fixed["head_dim"])) { // there are no such kernels
 						break
 					}
 					card.library, card.seed, card.edged = library, rng.Uint64(), rng.IntN(2) == 0
@@ -70,6 +71,9 @@ var shapes = map[ir.Op][]map[string]int64{
 
 	ir.ScaleColumnsGrad: {{"": 40, "r": 150, "heads": 3, "head_dim": 90}},
 	ir.ConvGrad:         {{"": 40, "n": 150, "c": 300, "width": 4}},
+
+	ir.ConcatHeads:     {{"": 3, "r": 70, "heads": 3, "first": 8, "rest": 16}, {"": 3, "r": 9, "heads": 2, "first": 300, "rest": 5}},
+	ir.ConcatHeadsGrad: {{"": 3, "r": 70, "heads": 3, "first": 8, "rest": 16}, {"": 3, "r": 9, "heads": 2, "first": 300, "rest": 5}},
 }
 
 // scanShapes have several chunks; the last has two segments.
@@ -81,6 +85,10 @@ var scanShapes = []map[string]int64{
 }
 
 var attentionShapes = []map[string]int64{
+	{"": 3, "n": 70, "prefix": 61, "heads": 2, "kv_heads": 2, "head_dim": 192, "value_dim": 128, "batch": 1, "T": 1},
+	{"": 3, "n": 66, "prefix": 70, "keys": 100, "heads": 2, "kv_heads": 1, "head_dim": 192, "value_dim": 128, "batch": 1, "T": 1, "window": 40, "accumulate": 1, "accumulate_q": 1},
+	{"": 3, "n": 67, "prefix": 5, "heads": 2, "kv_heads": 1, "head_dim": 192, "value_dim": 128, "batch": 2, "T": 1, "positions": 1, "softcap": 2},
+	{"": 3, "n": 40, "prefix": 9, "heads": 2, "kv_heads": 1, "head_dim": 24, "value_dim": 40, "batch": 2, "T": 1},
 	{"": 3, "n": 70, "prefix": 0, "heads": 2, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1},
 	{"": 3, "n": 33, "prefix": 97, "heads": 1, "kv_heads": 1, "head_dim": 128, "batch": 2, "T": 1},
 	{"": 3, "n": 5, "prefix": 61, "heads": 3, "kv_heads": 1, "head_dim": 96, "batch": 1, "T": 1},
@@ -133,6 +141,10 @@ type draw struct {
 
 // drawn returns a program of one instruction on random operands.
 func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.Program {
+	if dim := fixed["head_dim"]; ir.Ops[op].Rule == ir.RuleAttention && dim > 0 && fixed["value_dim"] == 0 {
+		fixed = maps.Clone(fixed)
+		fixed["value_dim"] = dim
+	}
 	d := &draw{T: t, rng: rng, fixed: fixed, names: map[string]int64{}, info: &ir.Ops[op],
 		in: &ir.Instr{Op: op, Stream: ir.Ops[op].Streams[0]}}
 	code := ir.Code{Name: "random"}
@@ -233,6 +245,9 @@ func (d *draw) attributes() {
 	}
 	if _, ok := d.fixed["head_dim"]; !ok {
 		d.names["head_dim"] = 2 * d.names["head_dim"]
+	}
+	if d.info.Rule == ir.RuleConcat {
+		d.names["head_dim"] = d.number("first") + d.number("rest")
 	}
 	if d.names["keys"] = d.number("n") + d.names["prefix"]; d.fixed["keys"] != 0 {
 		d.names["keys"] = d.fixed["keys"]
@@ -359,8 +374,8 @@ func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 		return nil
 	}
 	attr := func(name string) int { return int(in.Attr(name).Int(nil)) }
-	a := naive.AttentionShape{Prefix: attr("prefix"), Window: attr("window"), Softcap: in.Attr("softcap").Float(nil), Batch: attr("batch"), Heads: attr("heads"), KVHeads: attr("kv_heads"), HeadDim: attr("head_dim")}
-	if !kernels.OnTensorCores(int64(a.HeadDim)) {
+	a := naive.AttentionShape{Prefix: attr("prefix"), Window: attr("window"), Softcap: in.Attr("softcap").Float(nil), Batch: attr("batch"), Heads: attr("heads"), KVHeads: attr("kv_heads"), HeadDim: attr("head_dim"), ValueDim: int(in.Work().ValueDim)}
+	if !kernels.OnTensorCores(int64(a.HeadDim), int64(a.ValueDim)) {
 		return nil
 	}
 	q, k := in.Arg("q"), in.Arg("k")
@@ -384,9 +399,9 @@ func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 	}
 	dout, delta := operand("do", before), operand("delta", before)
 	if o := operand("o", before); o != nil {
-		delta = make([]float64, len(dout)/a.HeadDim)
+		delta = make([]float64, len(dout)/a.ValueDim)
 		for i := range dout {
-			delta[i/a.HeadDim] += dout[i] * o[i]
+			delta[i/a.ValueDim] += dout[i] * o[i]
 		}
 	}
 	dq, dk, dv := naive.AttentionGradTerms(operand("q", before), operand("k", before), operand("v", before), dout, operand("lse", before), delta, a)

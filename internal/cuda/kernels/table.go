@@ -69,6 +69,8 @@ var table = [ir.NumOps]struct {
 	ir.Axpby:                   {"optimizer.cu", axpby},
 	ir.Normalize:               {"optimizer.cu", normalize},
 	ir.Dropout:                 {"elementwise.cu", dropout},
+	ir.ConcatHeads:             {"elementwise.cu", concatHeads},
+	ir.ConcatHeadsGrad:         {"elementwise.cu", concatHeadsGrad},
 }
 
 // activation launches the kernel for an activation function; all operands have the same shape and type.
@@ -133,6 +135,16 @@ func positionEmbedGrad(b *binder) {
 	n := b.elements("dtable")
 	_, cols := b.shape("dtable")
 	b.launch("position_embed_grad_"+b.types("dy"), spread(n, 1), "dtable", "dy", n, b.int("batch"), cols, b.int("accumulate"))
+}
+
+func concatHeads(b *binder) {
+	r, first := b.shape("shared")
+	b.launch("concat_heads_"+b.types("y"), rows(r), "y", "shared", "x", b.int("heads"), first, b.int("head_dim")-first)
+}
+
+func concatHeadsGrad(b *binder) {
+	r, first := b.shape("dshared")
+	b.launch("concat_heads_grad_"+b.types("dshared", "dy"), rows(r), "dshared", "dx", "dy", b.int("heads"), first, b.int("head_dim")-first)
 }
 
 func layerNorm(b *binder) {

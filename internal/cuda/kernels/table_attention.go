@@ -9,12 +9,14 @@ import (
 	"sppo.dev/ir"
 )
 
-// OnTensorCores reports whether bf16 heads of this dimension use tensor cores, which take probabilities as
-// bf16, too.
-func OnTensorCores(dim int64) bool {
-	_, ok := ir.HeadKernelOf(dim)
+// OnTensorCores reports whether bf16 heads of these dimensions use tensor cores, which take probabilities as
+// bf16, too. OnHopper reports whether there are kernels for Hopper.
+func OnTensorCores(dim, value int64) bool {
+	_, ok := ir.HeadKernelOf(dim, value)
 	return ok
 }
+
+func OnHopper(dim, value int64) bool { return dim == value && OnTensorCores(dim, value) }
 
 const (
 	hopperSource     = "attention_hopper.cu"
@@ -68,6 +70,7 @@ const maxHeadDim = 256
 // attentionShape holds the parameters of the attention kernels.
 type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
+	wide                                int64 // width of a head of values
 	row                                 int64 // row of the first query
 	args                                []any
 	softcap                             float64 // soft cap of scores; 0: none
@@ -85,13 +88,13 @@ func (b *binder) attentionShapes() (shapes []attentionShape) {
 }
 
 func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
-	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
+	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), wide: b.in.Work().ValueDim, batch: b.int("batch")}
 	s.row = p.Query * s.batch
-	s.tensor = b.types("q") == "b" && OnTensorCores(s.dim)
-	s.hopper = s.tensor && b.card.Hopper
+	s.tensor = b.types("q") == "b" && OnTensorCores(s.dim, s.wide)
+	s.hopper = s.tensor && b.card.Hopper && OnHopper(s.dim, s.wide)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
-		s.args = append(s.args, s.dim)
+		s.args = append(s.args, s.dim, s.wide)
 	}
 	s.softcap = b.float("softcap")
 	if b.has("positions") {
@@ -100,8 +103,8 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 		s.positions = &of
 	}
 	s.args = append(s.args, s.batch, p.Prefix, p.Window, s.softcap)
-	if s.dim > maxHeadDim {
-		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's %d", s.dim, maxHeadDim)
+	if s.dim > maxHeadDim || s.wide > maxHeadDim {
+		b.err = fmt.Errorf("heads of %d elements are wider than the kernel's %d", max(s.dim, s.wide), maxHeadDim)
 	}
 	return s
 }
@@ -118,6 +121,9 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 		return
 	}
 	kernel := "attention_tensor" + name + "_" + strconv.FormatInt(s.dim, 10)
+	if s.wide != s.dim {
+		kernel += "x" + strconv.FormatInt(s.wide, 10)
+	}
 	if result != "" {
 		kernel += "_" + b.types(result)
 	}
@@ -127,7 +133,7 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 	}
 	l := b.launch(kernel, [3]int64{blocks, heads, s.batch}, args...)
 	l.Source, l.Block = "attention_tensor.cu", 128
-	l.SharedBytes = tensorSharedBytes(name, s.dim)
+	l.SharedBytes = tensorSharedBytes(name, s.dim, s.wide)
 	s.vary(l)
 }
 
@@ -150,21 +156,22 @@ func (s *attentionShape) vary(l *Launch) {
 // for wide heads. In the forward pass, it holds two pairs of tiles of keys and values; for dq, also a tile of 64 rows
 // of the gradient of o. The widest heads have a tile of 64 queries, too, which others have in registers. For dk and dv,
 // it holds two tiles of 64 keys and two pairs of tiles of queries. Rows have 8 extra elements to avoid bank conflicts.
-func tensorSharedBytes(name string, dim int64) int64 {
-	row, wide := 2*(dim+8), dim > 128
-	pairs := int64(2 * 2 * 64)
+func tensorSharedBytes(name string, dim, value int64) int64 {
+	key, of, wide := 2*(dim+8), 2*(value+8), dim > 128
+	tile := int64(64)
 	if wide {
-		pairs /= 2
+		tile /= 2
 	}
-	switch {
+	switch pair := key + of; {
 	case name == "_dkv" || name == "_dq" && wide:
-		return (2*64 + pairs/2) * row
+		return 64*pair + tile*pair
 	case name == "_dq":
-		return (64 + pairs/2) * row
+		return 64*key + tile*pair
 	case dim > 192:
-		return (64 + pairs) * row
+		return 64*key + 2*tile*pair
+	default:
+		return 2 * tile * pair
 	}
-	return pairs * row
 }
 
 func attention(b *binder) {
@@ -224,7 +231,7 @@ func attentionGrad(b *binder) {
 		s := b.attentionShape(ir.AttentionPart{})
 		rows := b.elements("lse")
 		at := b.reserve(4 * rows)
-		b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, at, "do", "o", rows, s.dim)
+		b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, at, "do", "o", rows, s.wide)
 		delta = func(s attentionShape) any { return at + workspace(4*s.row*s.heads) }
 	}
 	accumulate := b.int("accumulate")
@@ -241,10 +248,10 @@ func attentionGrad(b *binder) {
 
 // clearUnseen clears the gradients of keys that no query of the widest part sees.
 func (b *binder) clearUnseen(s attentionShape) {
-	rows, cols := b.shape("dk")
-	if seen := s.keys * s.batch; seen < rows {
-		bytes := 4 * (rows - seen) * cols
-		for _, name := range []string{"dk", "dv"} {
+	for _, name := range []string{"dk", "dv"} {
+		rows, cols := b.shape(name)
+		if seen := s.keys * s.batch; seen < rows {
+			bytes := 4 * (rows - seen) * cols
 			b.launch("fill", spread(bytes, 16), rowsOf{name, seen}, bytes, int64(0)).Source = "elementwise.cu"
 		}
 	}

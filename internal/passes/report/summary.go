@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -208,15 +209,26 @@ func Warnings(p *plan.Plan) (out []string) {
 
 // scalarHeads returns a sentence if GPUs compute the attention of a bf16 model without tensor cores, or "".
 func scalarHeads(p *plan.Plan) string {
-	dim := p.Model.HeadDim
-	if _, ok := ir.HeadKernelOf(int64(dim)); ok || p.Model.DType != "bf16" || p.Cluster.Unit() != "GPU" {
+	dim, value := p.Model.HeadDim, cmp.Or(p.Model.ValueHeadDim, p.Model.HeadDim)
+	if _, ok := ir.HeadKernelOf(int64(dim), int64(value)); ok || p.Model.DType != "bf16" || p.Cluster.Unit() != "GPU" {
 		return ""
 	}
-	var dims []int64
-	for _, k := range ir.HeadKernels {
-		dims = append(dims, k.Dim)
+	name := func(dim, value int64) string {
+		if value != dim {
+			return fmt.Sprintf("%d with values of %d", dim, value)
+		}
+		return fmt.Sprint(dim)
 	}
-	return fmt.Sprintf("attention is slow: there are no kernels on tensor cores for heads of %d elements, only for %s", dim, strings.ReplaceAll(words.List(dims), " ", ", "))
+	var dims, others []string
+	for _, k := range ir.HeadKernels {
+		if k.Dim == k.Value {
+			dims = append(dims, name(k.Dim, k.Value))
+		} else {
+			others = append(others, name(k.Dim, k.Value))
+		}
+	}
+	dims = append(dims, others...)
+	return fmt.Sprintf("attention is slow: there are no kernels on tensor cores for heads of %s elements, only for %s", name(int64(dim), int64(value)), strings.Join(dims, ", "))
 }
 
 // whyIdle returns the reason why a plan leaves GPUs idle.

@@ -507,7 +507,7 @@ func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Model.LinearKeyHeads > 0 {
 		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.Conflict, "sp_mode = megatron or ulysses, without a ring", lang.ScansInRing)}
 	}
-	if heads := p.Split().HeadRanks(); p.Model.AdapterDropout > 0 && p.Parallel.SPMode == graph.ModeUlysses && heads%2 != 0 {
+	if heads := p.Split().HeadRanks(); p.Model.AdapterDropout > 0 && (p.Parallel.SPMode == graph.ModeUlysses || slices.Contains(p.Model.Mixers, lang.MixerLatent)) && heads > 1 && heads%2 != 0 {
 		return []plan.Problem{plan.Fault("schedule.sp", lang.Conflict, "an even first number of sp, or sp_mode = megatron",
 			"dropout of adapters needs consecutive rows, but a rank in the middle of %d has rows of two chunks", heads)}
 	}

@@ -12,6 +12,8 @@ var attentionKernels = kernelTable{
 	ir.AttentionDelta:    attentionDelta,
 	ir.AttentionSink:     attentionSink,
 	ir.AttentionSinkGrad: attentionSinkGrad,
+	ir.ConcatHeads:       concatHeads,
+	ir.ConcatHeadsGrad:   concatHeadsGrad,
 }
 
 // attentionPart is an instruction's work on some of its queries; row is their first row.
@@ -30,7 +32,7 @@ func (b *binder) attentionParts() (parts []attentionPart) {
 		parts = append(parts, attentionPart{simd.Attention{
 			Positions: own, Softcap: float32(b.float("softcap")),
 			Tokens: int(p.Queries), Keys: int(p.Keys), Prefix: int(p.Prefix), Window: int(p.Window), Batch: batch,
-			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"),
+			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"), ValueDim: int(b.in.Work().ValueDim),
 		}, int(p.Query) * batch})
 	}
 	return parts
@@ -72,10 +74,10 @@ func attentionGrad(b *binder) func() {
 // backward computes the gradients of a part. Unless the instruction accumulates, the first part overwrites the
 // gradients of keys and values, and clears the gradients of keys that no query sees. Later parts add to them.
 func (p *attentionPart) backward(pool *simd.Pool, g simd.AttentionGrads, later bool) {
-	seen := p.Keys * p.Batch * p.KVHeads * p.HeadDim
+	seen := p.Keys * p.Batch * p.KVHeads
 	if !later && !g.AddKV {
-		clear(g.DK.F32[seen:])
-		clear(g.DV.F32[seen:])
+		clear(g.DK.F32[seen*p.HeadDim:])
+		clear(g.DV.F32[seen*p.ValueDim:])
 	}
 	g.AddKV = g.AddKV || later
 	g.DQ, g.DOut, g.Q, g.LSE = g.DQ.From(p.row), g.DOut.From(p.row), g.Q.From(p.row), p.lseRows(g.LSE)
@@ -113,4 +115,18 @@ func attentionSinkGrad(b *binder) func() {
 	dsink, do, o, lse, sink := b.floats("dsink"), b.mat("do"), b.mat("o"), b.floats("lse"), b.vector("sink")
 	rows, _ := b.shape("do")
 	return func() { simd.AttentionSinkGrad(pool, dsink, accumulate, do, o, lse, sink.values(), rows, heads, dim) }
+}
+
+func concatHeads(b *binder) func() {
+	pool, heads, dim := b.device.pool, b.int("heads"), b.int("head_dim")
+	y, shared, x := b.mat("y"), b.mat("shared"), b.mat("x")
+	rows, _ := b.shape("y")
+	return func() { simd.ConcatHeads(pool, y, shared, x, rows, heads, dim) }
+}
+
+func concatHeadsGrad(b *binder) func() {
+	pool, heads, dim := b.device.pool, b.int("heads"), b.int("head_dim")
+	dshared, dx, dy := b.mat("dshared"), b.mat("dx"), b.mat("dy")
+	rows, _ := b.shape("dy")
+	return func() { simd.ConcatHeadsGrad(pool, dshared, dx, dy, rows, heads, dim) }
 }

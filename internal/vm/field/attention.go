@@ -10,6 +10,7 @@ type attentionCall struct {
 	*call
 	q, k, v                   []element
 	batch, heads, shared, dim int // shared is the number of query heads for each head of keys
+	wide                      int // width of a head of values
 	scale                     element
 	positions                 []int32
 }
@@ -19,6 +20,7 @@ func attentionOf(c *call) *attentionCall {
 		call: c, q: c.operand("q").list(), k: c.operand("k").list(), v: c.operand("v").list(),
 		batch: c.int("batch"), heads: c.int("heads"), shared: c.int("heads") / c.int("kv_heads"), dim: c.int("head_dim"), positions: c.ints("positions"),
 	}
+	a.wide = int(c.in.Work().ValueDim)
 	a.scale = constant(1 / math.Sqrt(float64(a.dim)))
 	return a
 }
@@ -61,14 +63,14 @@ func (a *attentionCall) weight(x query, key int) (weight, slope element) {
 
 func attention(c *call) {
 	a, o, sums := attentionOf(c), c.operand("o"), c.operand("lse")
-	weighted := make([]element, a.dim)
+	weighted := make([]element, a.wide)
 	a.each(func(x query) {
 		sum := zero
 		clear(weighted)
 		if c.bool("accumulate") {
 			sum = sums.at(x.at)
 			for i := range weighted {
-				weighted[i] = o.at(x.at*a.dim + i).times(sum).onlyValue()
+				weighted[i] = o.at(x.at*a.wide + i).times(sum).onlyValue()
 			}
 		}
 		for t := x.firstKey; t < x.after; t++ {
@@ -76,11 +78,11 @@ func attention(c *call) {
 			weight, _ := a.weight(x, key)
 			sum = sum.plus(weight)
 			for i := range weighted {
-				weighted[i] = weighted[i].plus(weight.times(a.v[key*a.dim+i]))
+				weighted[i] = weighted[i].plus(weight.times(a.v[key*a.wide+i]))
 			}
 		}
 		sums.set(x.at, sum)
-		share(o.from(x.at*a.dim), weighted, sum)
+		share(o.from(x.at*a.wide), weighted, sum)
 	})
 }
 
@@ -153,12 +155,12 @@ func attentionGrad(c *call) {
 	}
 	own := make([]element, a.dim)
 	a.each(func(x query) {
-		out := do[x.at*a.dim:][:a.dim]
+		out := do[x.at*a.wide:][:a.wide]
 		var delta element
 		if deltas.len() > 0 {
 			delta = deltas.at(x.at)
 		} else {
-			delta = dot(out, o[x.at*a.dim:][:a.dim]).onlyValue()
+			delta = dot(out, o[x.at*a.wide:][:a.wide]).onlyValue()
 		}
 		normalize := element{value: inverse(sums.at(x.at).value)}
 		clear(own)
@@ -166,16 +168,56 @@ func attentionGrad(c *call) {
 			key := a.key(x, t)
 			weight, slope := a.weight(x, key)
 			share := weight.times(normalize)
-			grad := share.times(dot(out, a.v[key*a.dim:][:a.dim]).minus(delta)).times(slope).times(a.scale)
+			grad := share.times(dot(out, a.v[key*a.wide:][:a.wide]).minus(delta)).times(slope).times(a.scale)
 			for i := range a.dim {
 				at := key*a.dim + i
 				own[i] = own[i].plus(grad.times(a.k[at]).onlyValue())
 				dk.put(at, grad.times(a.q[x.at*a.dim+i]).onlyValue(), true)
-				dv.put(at, share.times(out[i]).onlyValue(), true)
+			}
+			for i := range out {
+				dv.put(key*a.wide+i, share.times(out[i]).onlyValue(), true)
 			}
 		}
 		for i, e := range own {
 			dq.put(x.at*a.dim+i, e, c.bool("accumulate_q"))
+		}
+	})
+}
+
+// concatenated visits the elements of the heads of y, with the index of each in shared or, if it is negative, in x.
+func (c *call) concatenated(shared string, visit func(y, shared, x int)) {
+	heads, dim := c.int("heads"), c.int("head_dim")
+	rows, first := c.shape(shared)
+	for at := range rows * heads {
+		for i := range dim {
+			if i < first {
+				visit(at*dim+i, at/heads*first+i, -1)
+			} else {
+				visit(at*dim+i, -1, at*(dim-first)+i-first)
+			}
+		}
+	}
+}
+
+func concatHeads(c *call) {
+	y, shared, x := c.operand("y"), c.operand("shared"), c.operand("x")
+	c.concatenated("shared", func(at, s, i int) {
+		if s >= 0 {
+			y.set(at, shared.at(s))
+		} else {
+			y.set(at, x.at(i))
+		}
+	})
+}
+
+func concatHeadsGrad(c *call) {
+	dshared, dx, dy := c.operand("dshared"), c.operand("dx"), c.operand("dy")
+	dshared.clear()
+	c.concatenated("dshared", func(at, s, i int) {
+		if s >= 0 {
+			dshared.put(s, dy.at(at), true)
+		} else {
+			dx.set(i, dy.at(at))
 		}
 	})
 }

@@ -29,6 +29,8 @@ var opcodes = [ir.NumOps]func(*call){
 	ir.AttentionDelta:          attentionDelta,
 	ir.AttentionSink:           attentionSink,
 	ir.AttentionSinkGrad:       attentionSinkGrad,
+	ir.ConcatHeads:             concatHeads,
+	ir.ConcatHeadsGrad:         concatHeadsGrad,
 	ir.Route:                   routeTokens,
 	ir.RouteGrad:               routeGrad,
 	ir.ExpertCounts:            expertCounts,

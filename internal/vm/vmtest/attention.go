@@ -37,6 +37,10 @@ var attentionShapes = []naive.AttentionShape{
 	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16, Window: 40, Softcap: 50},
 	{Queries: 70, Prefix: 122, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Window: 64, Softcap: 2},
 	{Queries: 140, Prefix: 60, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Softcap: 0.7},
+	{Queries: 4, Prefix: 3, Batch: 2, Heads: 2, KVHeads: 2, HeadDim: 6, ValueDim: 4},
+	{Queries: 5, Prefix: 9, Batch: 1, Heads: 4, KVHeads: 2, HeadDim: 3, ValueDim: 5, Window: 3, Softcap: 1.5},
+	{Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 24, ValueDim: 16},
+	{Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 192, ValueDim: 128},
 }
 
 func attentionAttrs(a naive.AttentionShape) attrs {
@@ -46,8 +50,11 @@ func attentionAttrs(a naive.AttentionShape) attrs {
 
 func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
 	keys := a.Seen(a.Queries-1) * a.Batch
-	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
+	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.Values())
 }
+
+// results returns the shape of o.
+func results(a naive.AttentionShape) []int { return []int{a.Queries * a.Batch, a.Heads * a.Values()} }
 
 // eachShape visits the shapes. It visits shapes that leave out no key (Keys is 0) a second time, with several
 // documents in a sequence.
@@ -99,7 +106,7 @@ func caseAttention(s *suite) {
 	s.eachShape(func(s *suite, a naive.AttentionShape) {
 		q, k, v := s.attentionOperands(a)
 		out := s.run(call{op: ir.Attention, attrs: attentionAttrs(a), args: withPositions(args{
-			"o": s.out(q.shape...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}, a)})
+			"o": s.out(results(a)...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}, a)})
 		s.checkAttention("", out["o"], out["lse"], s.dtype, q, k, v, a)
 	})
 	for i := range 6 {
@@ -137,7 +144,7 @@ func caseAttentionGrad(s *suite) {
 
 func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 	q, k, v := s.attentionOperands(a)
-	do := s.normal(q.shape...)
+	do := s.normal(results(a)...)
 	o, lse := s.attentionResults(q, k, v, a)
 	dq, dk, dv := s.sum(accumulate, q.shape...), s.sum(accumulate, k.shape...), s.sum(accumulate, v.shape...)
 	if !accumulate {
@@ -161,7 +168,7 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 
 // attentionResults returns o and lse as the forward pass stores them.
 func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse *value) {
-	o, lse = s.out(q.shape...), s.outF32(a.Queries*a.Batch, a.Heads)
+	o, lse = s.out(results(a)...), s.outF32(a.Queries*a.Batch, a.Heads)
 	o.data, lse.data = naiveAttention(q.data, k.data, v.data, a)
 	for i := range o.data {
 		o.data[i] = stored(o.data[i], s.dtype)
@@ -199,7 +206,7 @@ func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o,
 	s.Helper()
 	wantQ, wantK, wantV := naiveAttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
 	_, lse := naiveAttention(q.data, k.data, v.data, a)
-	termsQ, termsK, termsV := naiveAttentionGradTerms(q.data, k.data, v.data, do.data, lse, innerProducts(do.data, o.data, a.HeadDim), a)
+	termsQ, termsK, termsV := naiveAttentionGradTerms(q.data, k.data, v.data, do.data, lse, innerProducts(do.data, o.data, a.Values()), a)
 	s.within("dq", dq, wantQ, t, s.rounded(a, termsQ))
 	s.within("dk", dk, wantK, ir.F32, s.rounded(a, termsK))
 	s.within("dv", dv, wantV, ir.F32, s.rounded(a, termsV))
@@ -218,6 +225,9 @@ func (s *suite) blocks() blocks {
 		KVHeads: kv, Heads: kv * (1 + s.rng.IntN(3)), HeadDim: 1 + s.rng.IntN(20)}}
 	if s.rng.IntN(3) == 0 {
 		b.HeadDim = tensorDim
+	}
+	if s.rng.IntN(3) == 0 {
+		b.ValueDim = 1 + s.rng.IntN(30)
 	}
 	if s.rng.IntN(2) == 0 {
 		b.Window = 1 + s.rng.IntN(b.Prefix+b.Queries)
@@ -249,7 +259,7 @@ func (b *blocks) hides() bool { return b.Window > 0 || b.Positions != nil }
 
 // before returns the results to which the first block adds.
 func (b *blocks) before(s *suite) (o, lse *value) {
-	o, lse = s.sum(true, b.q.shape...), s.sum(true, b.Queries*b.Batch, b.Heads)
+	o, lse = s.sum(true, results(b.AttentionShape)...), s.sum(true, b.Queries*b.Batch, b.Heads)
 	if b.hides() {
 		for i := range lse.data { // minus infinity is what a block writes for a query that sees none of its keys
 			lse.data[i] = []float64{math.Inf(-1), -1e30}[i%2]
@@ -309,21 +319,21 @@ func (s *suite) attentionInBlocks() {
 	})
 	s.checkAttention(" in turn", o.data, lse.data, ir.F32, b.q, b.k, b.v, b.AttentionShape)
 	n := b.Queries * b.Batch
-	if b.cuts[len(b.cuts)-1] != b.Prefix+b.Queries || len(parts.data) != len(b.cuts)*n*b.Heads*b.HeadDim {
+	if b.cuts[len(b.cuts)-1] != b.Prefix+b.Queries || len(parts.data) != len(b.cuts)*n*b.Heads*b.Values() {
 		return // not every block was also computed separately, for all queries
 	}
-	parts.shape, lses.shape = []int{len(b.cuts), n, b.Heads * b.HeadDim}, []int{len(b.cuts), n, b.Heads}
-	out := s.run(call{op: ir.AttentionMerge, attrs: attrs{"heads": float64(b.Heads), "head_dim": float64(b.HeadDim)},
-		args: args{"o": s.out(b.q.shape...), "lse": s.outF32(n, b.Heads), "parts": parts, "lses": lses}})
+	parts.shape, lses.shape = []int{len(b.cuts), n, b.Heads * b.Values()}, []int{len(b.cuts), n, b.Heads}
+	out := s.run(call{op: ir.AttentionMerge, attrs: attrs{"heads": float64(b.Heads), "head_dim": float64(b.Values())},
+		args: args{"o": s.out(results(b.AttentionShape)...), "lse": s.outF32(n, b.Heads), "parts": parts, "lses": lses}})
 	s.checkAttention(" joined", out["o"], out["lse"], s.dtype, b.q, b.k, b.v, b.AttentionShape)
 }
 
 // attentionGradInBlocks computes the gradients block by block, adding to dq, and passes delta instead of o.
 func (s *suite) attentionGradInBlocks() {
 	b := s.blocks()
-	do := s.normal(b.q.shape...)
+	do := s.normal(results(b.AttentionShape)...)
 	o, lse := s.attentionResults(b.q, b.k, b.v, b.AttentionShape)
-	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, b.HeadDim)}
+	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, b.Values())}
 	dq, dk, dv := s.sum(true, b.q.shape...), s.sum(true, b.k.shape...), s.sum(true, b.v.shape...)
 	if b.hides() {
 		dq, dk, dv = zeros(b.q.shape...), zeros(b.k.shape...), zeros(b.v.shape...)
@@ -485,4 +495,33 @@ func (s *suite) sameBits(c call, a naive.AttentionShape) {
 			}
 		}
 	}
+}
+
+// eachConcat visits heads of several shapes; some rows are not a multiple of eight elements.
+func (s *suite) eachConcat(visit func(s *suite, rows, heads, first, rest int, at attrs)) {
+	for _, x := range [][4]int{{1, 1, 1, 1}, {41, 3, 4, 7}, {70, 2, 64, 128}, {9, 5, 2, 1}} {
+		s.sub(fmt.Sprint(x), func(s *suite) {
+			visit(s, x[0], x[1], x[2], x[3], attrs{"heads": float64(x[1]), "head_dim": float64(x[2] + x[3])})
+		})
+	}
+}
+
+func caseConcatHeads(s *suite) {
+	s.eachConcat(func(s *suite, rows, heads, first, rest int, at attrs) {
+		shared, x := s.normal(rows, first), s.normal(rows, heads*rest)
+		out := s.run(call{op: ir.ConcatHeads, attrs: at, args: args{"y": s.out(rows, heads*(first+rest)), "shared": shared, "x": x}})
+		s.equal("y", out["y"], naive.ConcatHeads(shared.data, x.data, heads, first, rest), s.dtype)
+	})
+}
+
+func caseConcatHeadsGrad(s *suite) {
+	s.eachConcat(func(s *suite, rows, heads, first, rest int, at attrs) {
+		for _, t := range []ir.DType{ir.F32, ir.BF16} {
+			dy := s.typed(t, rows, heads*(first+rest))
+			out := s.run(call{op: ir.ConcatHeadsGrad, attrs: at, args: args{"dshared": s.out(rows, first), "dx": s.out(rows, heads*rest), "dy": dy}})
+			dshared, dx := naive.ConcatHeadsGrad(dy.data, heads, first, rest)
+			s.equal("dshared", out["dshared"], dshared, s.dtype)
+			s.equal("dx", out["dx"], dx, s.dtype)
+		}
+	})
 }

@@ -66,6 +66,8 @@ var cases = [ir.NumOps]func(*suite){
 	ir.DecayGrad:               caseDecayGrad,
 	ir.ScaleColumns:            caseScaleColumns,
 	ir.ScaleColumnsGrad:        caseScaleColumnsGrad,
+	ir.ConcatHeads:             caseConcatHeads,
+	ir.ConcatHeadsGrad:         caseConcatHeadsGrad,
 	ir.CopyD2H:                 caseCopy(ir.CopyD2H),
 	ir.CopyH2D:                 caseCopy(ir.CopyH2D),
 	ir.CopyD2D:                 caseCopy(ir.CopyD2D),

@@ -10,13 +10,13 @@ import (
 // ring describes attention among members, each of which holds two chunks in zigzag order and a part of the
 // prefix.
 type ring struct {
-	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix: number of prefix tokens that each member holds
-	softcap                                                float64
+	members, chunk, prefix, batch, heads, kvHeads, headDim, valueDim int // prefix: number of prefix tokens that each member holds
+	softcap                                                          float64
 }
 
 var rings = []ring{
 	{members: 2, chunk: 1, batch: 1, heads: 1, kvHeads: 1, headDim: 2},
-	{members: 3, chunk: 2, prefix: 3, batch: 2, heads: 4, kvHeads: 2, headDim: 5},
+	{members: 3, chunk: 2, prefix: 3, batch: 2, heads: 4, kvHeads: 2, headDim: 5, valueDim: 3},
 	{members: 2, chunk: 70, prefix: 33, batch: 1, heads: 2, kvHeads: 1, headDim: 64},
 	{members: 4, chunk: 5, prefix: 2, batch: 1, heads: 3, kvHeads: 3, headDim: 16, softcap: 1.5},
 }
@@ -31,7 +31,7 @@ func (s *suite) rings() []ring {
 
 func (r ring) whole() naive.AttentionShape {
 	return naive.AttentionShape{Queries: 2 * r.members * r.chunk, Prefix: r.members * r.prefix, Batch: r.batch,
-		Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim, Softcap: r.softcap}
+		Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim, ValueDim: r.valueDim, Softcap: r.softcap}
 }
 
 // tokens returns the indices of a member's tokens in order. If the argument before is true, these are its part
@@ -100,7 +100,7 @@ func zeros(shape ...int) *value {
 func (s *suite) attentionInRing(r ring) {
 	a := r.whole()
 	q, k, v := s.attentionOperands(a)
-	o, lse := zeros(q.shape...), zeros(q.shape[0], a.Heads)
+	o, lse := zeros(results(a)...), zeros(q.shape[0], a.Heads)
 	r.turns(func(member, source int, at attrs) {
 		mine, keys := r.tokens(member, false), r.tokens(source, true)
 		at["accumulate"] = truth(source != member)
@@ -118,9 +118,9 @@ func (s *suite) attentionInRing(r ring) {
 func (s *suite) attentionGradInRing(r ring) {
 	a := r.whole()
 	q, k, v := s.attentionOperands(a)
-	do := s.normal(q.shape...)
+	do := s.normal(results(a)...)
 	o, lse := s.attentionResults(q, k, v, a)
-	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, a.HeadDim)}
+	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, a.Values())}
 	dq, dk, dv := zeros(q.shape...), zeros(k.shape...), zeros(v.shape...)
 	r.turns(func(member, source int, at attrs) {
 		mine, keys := r.tokens(member, false), r.tokens(source, true)
@@ -203,10 +203,10 @@ func (s *suite) attentionOfChunks(r ring, window int) {
 		a.Positions = s.positions(a)
 	}
 	q, k, v := s.attentionOperands(a)
-	o, lse := zeros(q.shape...), zeros(q.shape[0], a.Heads)
+	o, lse := zeros(results(a)...), zeros(q.shape[0], a.Heads)
 	for member := range r.members {
 		mine, at, cut := r.tokens(member, false), r.ofMember(member, window), r.cut(member, window)
-		in := withPositions(args{"o": s.sum(false, len(mine)*r.batch, q.shape[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine)}, a)
+		in := withPositions(args{"o": s.sum(false, len(mine)*r.batch, results(a)[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine)}, a)
 		in["k"], in["v"] = r.from(k, cut), r.from(v, cut)
 		at["prefix"] -= float64(cut)
 		out := s.run(call{op: ir.Attention, attrs: at, args: in})
@@ -230,7 +230,7 @@ func (s *suite) attentionGradOfChunks(r ring, window int) {
 		a.Positions = s.positions(a)
 	}
 	q, k, v := s.attentionOperands(a)
-	do := s.normal(q.shape...)
+	do := s.normal(results(a)...)
 	o, lse := s.attentionResults(q, k, v, a)
 	dq, dk, dv := zeros(q.shape...), zeros(k.shape...), zeros(v.shape...)
 	for member := range r.members {
@@ -246,6 +246,8 @@ func (s *suite) attentionGradOfChunks(r ring, window int) {
 			}
 			for i := range dk.data {
 				dk.data[i] += out["dk"][i]
+			}
+			for i := range dv.data {
 				dv.data[i] += out["dv"][i]
 			}
 			return out["dq"]

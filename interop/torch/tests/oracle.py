@@ -211,6 +211,7 @@ def _(c):
     group = c.draw.choice([1, 2, 3])
     kv = c.draw.choice([1, 2])
     c.attributes.update(kv_heads=kv, heads=kv * group, prefix=c.draw.choice([0, 0, 1, 7]))
+    c.sizes["value_dim"] = c.draw.choice([c.attributes["head_dim"], 3])
     c.sizes["n"] = c.draw.choice([1, 2, 5, 16, 33])
     prefix, way = c.attributes["prefix"], c.draw.choice(["plain", "plain", "block", "window", "chunks", "zigzag"])
     tokens = c.sizes["n"]
@@ -241,6 +242,12 @@ def _(c):
 
 def some_infinite(shape) -> torch.Tensor:
     return torch.where(torch.rand(shape) < 0.2, -torch.inf, 3 * torch.randn(shape))
+
+
+@rule("concat_heads", "concat_heads_grad")
+def _(c):
+    c.sizes.update(first=c.draw.randint(1, 9), rest=c.draw.randint(1, 9))
+    c.attributes["head_dim"] = c.sizes["first"] + c.sizes["rest"]
 
 
 @rule("attention_merge")

@@ -94,6 +94,19 @@ EXPERTS = {"router.w": "mlp.gate.weight", "experts.w_down": "mlp.experts.down_pr
            "shared.w_gate": "mlp.shared_experts.gate_proj.weight", "shared.w_up": "mlp.shared_experts.up_proj.weight",
            "shared.w_down": "mlp.shared_experts.down_proj.weight"}
 
+LATENT = {"wq_a": "self_attn.q_a_proj.weight", "q_a_norm.gamma": "self_attn.q_a_layernorm.weight", "kv_a_norm.gamma": "self_attn.kv_a_layernorm.weight",
+          "wkv": "self_attn.kv_a_proj_with_mqa.weight", "wk_rope": "self_attn.kv_a_proj_with_mqa.weight",
+          "wk": "self_attn.kv_b_proj.weight", "wv": "self_attn.kv_b_proj.weight"}
+
+
+def latent_columns(config):
+    """For matrices of latent attention, the columns of transformers' that are ours, in our order: heads begin with the rotated elements."""
+    latent, still, turned, value = config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    pairs = [2 * (i % (turned // 2)) + i // (turned // 2) for i in range(turned)] if getattr(config, "rope_interleave", True) else list(range(turned))
+    each = lambda width, columns: [h * width + i for h in range(config.num_attention_heads) for i in columns]
+    return {"wq": each(still + turned, [still + i for i in pairs] + list(range(still))), "wkv": list(range(latent)), "wk_rope": [latent + i for i in pairs],
+            "wk": each(still + value, range(still)), "wv": each(still + value, range(still, still + value))}
+
 
 # One block in each layer, so that both norms have the same place.
 NEMOTRON_H = {"embed": "model.embeddings.weight", "ln_f.gamma": "model.norm_f.weight", "head": "lm_head.weight"}
@@ -115,6 +128,7 @@ class Tensors:
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
         self.alternating = family == "gpt_oss"  # the columns of gate and up
+        self.columns = latent_columns(config) if family == "latent" else {}
         self.neighbours = dim if family == "ernie" else 0  # elements of a head, if rotated pairs are neighbours
         gpt2, phi, post = family == "gpt2", family == "phi3", family == "olmo2"
         ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
@@ -124,8 +138,12 @@ class Tensors:
             layer |= POST
         if family.startswith("gemma"):
             layer |= GEMMA
-        if family == "experts":
+        if family in ("experts", "latent"):
             layer |= EXPERTS
+        if family == "latent":
+            layer |= LATENT
+            if config.q_lora_rank is not None:
+                layer["wq"] = "self_attn.q_b_proj.weight"
         if family == "gpt_oss":
             layer |= {"sinks": "self_attn.sinks", "router.w": "mlp.router.weight", "router.b": "mlp.router.bias",
                       "experts.w_down": "mlp.experts.down_proj", "experts.b_down": "mlp.experts.down_proj_bias"}
@@ -154,7 +172,7 @@ class Tensors:
             for name, half in experts.items() if family == "gpt_oss" else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
                 self.place(f"layer.{i}.{name.replace('.w', '.b')}", prefix + "mlp.experts.gate_up_proj_bias", half, None)
-            for name, half in experts.items() if family == "experts" else ():
+            for name, half in experts.items() if family in ("experts", "latent") else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
             for name, (theirs, part) in fused.items():
                 parts = widths["gate_up" if "gate_up" in theirs else "qkv"]
@@ -201,6 +219,9 @@ class Tensors:
         conv = theirs.startswith("transformer.h.")  # GPT-2's Conv1D stores [in, out]
         if linear and not conv:
             tensor = tensor.T
+        columns = self.columns.get(name.split(".")[-1]) if ".experts." not in name and ".shared." not in name else None
+        if columns is not None:
+            return tensor[:, columns]  # a copy
         if self.neighbours and name.endswith((".wq", ".wk", ".bq", ".bk")):  # [..., heads, 2, pairs], of the same order as ours
             tensor = tensor.unflatten(-1, (-1, self.neighbours // 2, 2)).transpose(-1, -2)
         return tensor if width is None else tensor[..., first:first + width]
@@ -282,7 +303,7 @@ def watch_routers(model, top):
         logits = outputs[0].detach().float()
         if hasattr(router, "e_score_correction_bias") or len(arguments) > 1:
             scores = logits.sigmoid() + getattr(router, "e_score_correction_bias", arguments[-1])
-            if getattr(router, "num_group", 1) > 1:
+            if (getattr(router, "num_group", 1) or 1) > 1:
                 groups = scores.view(len(scores), router.num_group, -1)
                 sums = groups.topk(2, dim=-1)[0].sum(dim=-1)
                 best = sums.topk(router.topk_group + 1, dim=-1)[0]
@@ -312,7 +333,10 @@ def make(name, family, keys, config, folder):
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**config)
     config._attn_implementation = config._experts_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    if config.model_type == "mistral4":  # which AutoModelForCausalLM does not know
+        model = transformers.Mistral4ForCausalLM(config).float().eval()
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     if family == "sinks":
         config.mlp_bias = False
         for layer in model.model.layers:
@@ -324,11 +348,15 @@ def make(name, family, keys, config, folder):
             value = weights(ours, tuple(view.shape))
             if ours.endswith("gamma") and (family.startswith("gemma") or family == "nemotron"):
                 value -= 1  # they add it themselves
-            view.copy_(value)
+            columns = tensors.columns.get(ours.split(".")[-1])
+            if columns is None:
+                view.copy_(value)
+            else:
+                tensors.parameters[theirs].T[:, columns] = value
     covered = {theirs for theirs, _, _ in tensors.places.values()}
     missing = set(tensors.parameters) - covered
     assert not missing, missing
-    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h") else []
+    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h", "latent") else []
     short = lambda values: [float(f"{v:.9g}") for v in values]
 
     def results(tokens, documents=None):
@@ -539,6 +567,46 @@ def configurations():
            o("minimax_m2", num_key_value_heads=2, head_dim=12, **half(5000000.0)) | mini(5, 2, 7))
     yield ("minimax_m2-quarter", "experts", f"family = minimax_m2 {ODD} kv_heads = 6 head_dim = 8 {moe(9, 4, 11)} rope_partial = 0.25 activation = gelu",
            o("minimax_m2", num_key_value_heads=6, head_dim=8, hidden_act="gelu", **half(5000000.0, 0.25)) | mini(9, 4, 11))
+    latent = lambda q, kv, still, turned, value: (f"{f'q_lora_rank = {q} ' if q else ''}kv_lora_rank = {kv} qk_nope_head_dim = {still} qk_rope_head_dim = {turned} v_head_dim = {value}")
+    mla = lambda q, kv, still, turned, value, heads, experts, top, width, dense=0, **more: dict(
+        num_key_value_heads=heads, q_lora_rank=q or None, kv_lora_rank=kv, qk_nope_head_dim=still, qk_rope_head_dim=turned, v_head_dim=value, n_routed_experts=experts,
+        num_experts_per_tok=top, moe_intermediate_size=width, first_k_dense_replace=dense) | more
+    yarn = lambda factor, mscale, whole, **more: rope(10000.0, rope_type="yarn", factor=factor, original_max_position_embeddings=20, mscale=mscale, mscale_all_dim=whole, **more)
+    grown = lambda factor, whole, width: (0.1 * whole * math.log(factor) + 1) ** 2 / width ** 0.5
+    shared = lambda width: f"shared_expert_intermediate_size = {width}"
+    yield ("deepseek_v3", "latent", f"family = deepseek_v3 {KEYS} {latent(20, 16, 8, 4, 6)} {moe(8, 2, 14)} {shared(14)} first_k_dense_replace = 1 n_group = 4 topk_group = 2 "
+           f"routed_scaling_factor = 2.5 rope_scaling = yarn rope_factor = 4 rope_original = 20 rope_amplitude = 1 attn_scale = {grown(4, 1, 12)}",
+           c("deepseek_v3", n_group=4, topk_group=2, n_shared_experts=1, **mla(20, 16, 8, 4, 6, 4, 8, 2, 14, 1), **yarn(4.0, 1.0, 1.0)))
+    yield ("deepseek_v3-plain", "latent", f"family = deepseek_v3 {KEYS} {latent(0, 12, 5, 8, 10)} {moe(5, 3, 10)} {shared(20)} norm_topk_prob = false tied = true rope_theta = 100",
+           c("deepseek_v3", n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.0, tie_word_embeddings=True, **mla(0, 12, 5, 8, 10, 4, 5, 3, 10, n_shared_experts=2), **rope(100.0)))
+    yield ("deepseek_v3-odd", "latent", f"family = deepseek_v3 {ODD} {latent(17, 13, 7, 2, 9)} {moe(5, 2, 7)} {shared(7)} first_k_dense_replace = 2",
+           o("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.0, rope_interleave=False, **mla(17, 13, 7, 2, 9, 6, 5, 2, 7, 2), n_shared_experts=1, **rope(10000.0)))
+    yield ("deepseek_v3-linear", "latent", f"family = deepseek_v3 {ODD} {latent(9, 20, 4, 6, 4)} {moe(6, 2, 9)} {shared(9)} rope_scaling = linear rope_factor = 2 routed_scaling_factor = 1.5",
+           o("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.5, **mla(9, 20, 4, 6, 4, 6, 6, 2, 9), n_shared_experts=1, **rope(10000.0, rope_type="linear", factor=2.0)))
+    yield ("deepseek_v2", "latent", f"family = deepseek_v2 {KEYS} {latent(20, 16, 8, 4, 6)} {moe(8, 2, 14)} {shared(28)} first_k_dense_replace = 1 rope_scaling = yarn rope_factor = 4 "
+           f"rope_original = 20 rope_amplitude = 1 attn_scale = {grown(4, 0.707, 12)}",
+           c("deepseek_v2", n_shared_experts=2, **mla(20, 16, 8, 4, 6, 4, 8, 2, 14, 1), **yarn(4.0, 0.707, 0.707)))
+    yield ("deepseek_v2-lite", "latent", f"family = deepseek_v2 {KEYS} {latent(0, 16, 6, 4, 10)} {moe(5, 3, 9)} {shared(9)} tied = true",
+           c("deepseek_v2", n_shared_experts=1, tie_word_embeddings=True, **mla(0, 16, 6, 4, 10, 4, 5, 3, 9), **rope(10000.0)))
+    yield ("deepseek_v2-odd", "latent", f"family = deepseek_v2 {ODD} {latent(13, 18, 8, 2, 7)} {moe(7, 2, 7)} {shared(21)} first_k_dense_replace = 2 routed_scaling_factor = 1.7 rope_theta = 500",
+           o("deepseek_v2", n_shared_experts=3, routed_scaling_factor=1.7, **mla(13, 18, 8, 2, 7, 6, 7, 2, 7, 2), **rope(500.0)))
+    yield ("deepseek_v2-scaled", "latent", f"family = deepseek_v2 {ODD} {latent(10, 12, 4, 4, 5)} {moe(4, 2, 8)} {shared(8)} rope_scaling = yarn rope_factor = 3 rope_original = 20 "
+           f"rope_amplitude = {(0.1 * 0.8 * math.log(3) + 1) / (0.1 * 1.2 * math.log(3) + 1)} attn_scale = {grown(3, 1.2, 8)}",
+           o("deepseek_v2", n_shared_experts=1, **mla(10, 12, 4, 4, 5, 6, 4, 2, 8), **yarn(3.0, 0.8, 1.2)))
+    beta = dict(llama_4_scaling_beta=0.4)
+    yield ("mistral4", "latent", f"family = mistral4 {KEYS} {latent(20, 16, 4, 4, 8)} {moe(8, 2, 14)} {shared(14)} rope_scaling = yarn rope_factor = 4 rope_original = 20 rope_amplitude = 1 "
+           f"rope_beta = 0.4 attn_scale = {grown(4, 1, 8)}",
+           c("mistral4", n_shared_experts=1, **mla(20, 16, 4, 4, 8, 4, 8, 2, 14), **yarn(4.0, 1.0, 1.0, **beta)))
+    yield ("mistral4-plain", "latent", f"family = mistral4 {KEYS} {latent(0, 12, 5, 4, 6)} {moe(5, 3, 9)} {shared(18)} tied = true rope_theta = 100 rope_scaling = linear rope_factor = 2",
+           c("mistral4", n_shared_experts=2, tie_word_embeddings=True, **mla(0, 12, 5, 4, 6, 4, 5, 3, 9),
+             **rope(100.0, rope_type="linear", factor=2.0, llama_4_scaling_beta=0.0, original_max_position_embeddings=8)))
+    yield ("mistral4-odd", "latent", f"family = mistral4 {ODD} {latent(13, 17, 3, 6, 7)} {moe(7, 2, 7)} {shared(7)} first_k_dense_replace = 1 norm_topk_prob = false rope_scaling = yarn "
+           f"rope_factor = 3 rope_original = 20 rope_beta = 0.4",
+           o("mistral4", n_shared_experts=1, norm_topk_prob=False, rope_interleave=False, **mla(13, 17, 3, 6, 7, 6, 7, 2, 7, 1),
+             **rope(10000.0, rope_type="yarn", factor=3.0, original_max_position_embeddings=20, **beta)))
+    yield ("mistral4-dense", "latent", f"family = mistral4 {ODD} {latent(8, 9, 2, 2, 10)} {moe(4, 2, 8)} {shared(8)} first_k_dense_replace = 2 routed_scaling_factor = 1.5 rope_scaling = yarn rope_factor = 2 "
+           "rope_original = 20 rope_beta = 0.1", o("mistral4", n_shared_experts=1, routed_scaling_factor=1.5, **mla(8, 9, 2, 2, 10, 6, 4, 2, 8, 2),
+             **rope(10000.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=20, llama_4_scaling_beta=0.1)))
     yield ("exaone4", "olmo2", f"family = exaone4 {KEYS} kv_heads = 2 window = 6 layer_types = [sliding, sliding, full] positions = [rope, rope, none]",
            c("exaone4", num_key_value_heads=2, sliding_window=6, sliding_window_pattern=3, **rope(1000000.0)))
     yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),
@@ -587,6 +655,15 @@ def deep():
              num_mtp_layers=0, **rope(1000000.0, partial_rotary_factor=0.5)))
     yield ("minimax_m2-deep", "experts", f"family = minimax_m2 {DEEP} kv_heads = 4 head_dim = 8 {moe(4, 2, 11)}",
            d("minimax_m2", num_key_value_heads=4, head_dim=8, num_local_experts=4, num_experts_per_tok=2, **rope(5000000.0, partial_rotary_factor=0.5)) | dict(intermediate_size=11))
+    mla = dict(num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2,
+               moe_intermediate_size=10, n_shared_experts=1, first_k_dense_replace=1)
+    latent = f"q_lora_rank = 20 kv_lora_rank = 16 qk_nope_head_dim = 6 qk_rope_head_dim = 4 v_head_dim = 8 {moe(4, 2, 10)} shared_expert_intermediate_size = 10 first_k_dense_replace = 1"
+    yarn = lambda **more: rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20, mscale=1.0, mscale_all_dim=1.0, **more)
+    scaled = f"rope_scaling = yarn rope_factor = 4 rope_original = 20 rope_amplitude = 1 attn_scale = {(0.1 * math.log(4) + 1) ** 2 / 10 ** 0.5}"
+    yield ("deepseek_v3-deep", "latent", f"family = deepseek_v3 {DEEP} {latent} routed_scaling_factor = 1.5 {scaled}",
+           d("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.5, **mla, **yarn()))
+    yield ("deepseek_v2-deep", "latent", f"family = deepseek_v2 {DEEP} {latent} {scaled}", d("deepseek_v2", **mla, **yarn()))
+    yield ("mistral4-deep", "latent", f"family = mistral4 {DEEP} {latent} {scaled} rope_beta = 0.4", d("mistral4", **mla, **yarn(llama_4_scaling_beta=0.4)))
     both = lambda full: {"full_attention": full, "sliding_attention": dict(rope_theta=500000.0, rope_type="default")}
     yield ("olmo3-deep", "olmo2", f"family = olmo3 {DEEP} kv_heads = 4 window = 7 layer_types = [sliding, sliding, sliding, full] rope_scaling = yarn rope_factor = 4 rope_original = 20",
            d("olmo3", num_key_value_heads=4, sliding_window=7, layer_types=types(3),

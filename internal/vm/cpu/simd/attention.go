@@ -19,6 +19,7 @@ import "math"
 // Probabilities and score gradients stay float32, and so do their products.
 type Attention struct {
 	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
+	ValueDim                                                     int // width of a head of values, and of o; 0: HeadDim
 	Softcap                                                      float32
 	Positions                                                    []int32
 }
@@ -48,7 +49,7 @@ const (
 	partsOfThread          = 4
 )
 
-// Forward computes o, laid out like q, and lse. For each row of q and each head, lse holds one float32: the
+// Forward computes o, laid out like q with heads of values, and lse. For each row of q and each head, lse holds one float32: the
 // natural logarithm of the sum of exp(score) over the scaled scores. If accumulate is set, Forward continues from
 // an o and lse computed over other keys.
 func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k, v Mat) {
@@ -83,22 +84,39 @@ type attentionPart struct {
 	seq, head int
 	q0, nq    int // the queries
 	perWord   int // elements per word in the operands of scores
-	dp        int // words per row of a right operand or an accumulator
-	leftLd    int // words per row of a left operand of scores
+	qk, v     side
+}
+
+// side has the widths of heads of queries and keys, or of values and o.
+type side struct {
+	dim    int // elements
+	words  int // of the elements along the summed dimension of a product
+	dp     int // words per row of a right operand or an accumulator
+	leftLd int // words per row of a left operand of scores
+}
+
+func sideOf(dim, perWord int) side {
+	w := side{dim: dim, words: ceilDiv(dim, perWord), dp: roundUp(dim, active.nr)}
+	if w.leftLd = w.dp; perWord == 2 {
+		w.leftLd = w.words
+	}
+	return w
 }
 
 // attentionPart returns the work on one head for the given operands.
 func (a Attention) attentionPart(s *scratch, seq, head int, operands ...Mat) attentionPart {
-	f := attentionPart{Attention: a, s: s, seq: seq, head: head, perWord: perWord(operands...), dp: roundUp(a.HeadDim, active.nr)}
-	f.leftLd = f.dp
-	if f.perWord == 2 {
-		f.leftLd = f.words(a.HeadDim)
-	}
+	f := attentionPart{Attention: a, s: s, seq: seq, head: head, perWord: perWord(operands...)}
+	f.qk, f.v = sideOf(a.HeadDim, f.perWord), sideOf(a.values(), f.perWord)
 	return f
 }
 
-// words returns the number of words for n elements along the summed dimension of a product.
-func (f *attentionPart) words(n int) int { return ceilDiv(n, f.perWord) }
+// values returns the width of a head of values.
+func (a Attention) values() int {
+	if a.ValueDim > 0 {
+		return a.ValueDim
+	}
+	return a.HeadDim
+}
 
 // scale returns the factor that turns products of queries and keys into scores; scaleLeft returns the part of it
 // that remains to be applied to a tile of scores.
@@ -124,8 +142,8 @@ func (f *attentionPart) bound(tile, slopes []float32) {
 }
 
 // tokens returns a view of one head of one sequence whose rows are tokens.
-func (f *attentionPart) tokens(m Mat, head, first int) Mat {
-	m = m.at(first*f.Batch+f.seq, head*f.HeadDim)
+func (f *attentionPart) tokens(m Mat, w side, head, first int) Mat {
+	m = m.at(first*f.Batch+f.seq, head*w.dim)
 	m.Ld *= f.Batch
 	return m
 }
@@ -134,13 +152,13 @@ func (f *attentionPart) kvHead() int { return f.head / (f.Heads / f.KVHeads) }
 
 // strips packs queries or output gradients as strips of nr: element (d, query) of a strip is at d*nr + query.
 // Lanes beyond the last query are zero.
-func (f *attentionPart) strips(dst []float32, m Mat) {
-	nr, d := active.nr, f.words(f.HeadDim)
-	m = f.tokens(m, f.head, f.q0)
+func (f *attentionPart) strips(dst []float32, m Mat, w side) {
+	nr, d := active.nr, w.words
+	m = f.tokens(m, w, f.head, f.q0)
 	src, ld := m.F32, m.Ld
 	if m.BF16 != nil {
-		src, ld = f.s.floats(7, f.nq*f.leftLd), f.leftLd
-		f.left(src, m, f.nq)
+		src, ld = f.s.floats(7, f.nq*w.leftLd), w.leftLd
+		f.left(src, m, w, f.nq)
 	}
 	for i := 0; i < f.nq; i += nr {
 		n := min(nr, f.nq-i)
@@ -153,16 +171,18 @@ func (f *attentionPart) strips(dst []float32, m Mat) {
 }
 
 // left packs tokens as a left operand of products that sum over the elements of a head.
-func (f *attentionPart) left(dst []float32, m Mat, tokens int) {
+func (f *attentionPart) left(dst []float32, m Mat, w side, tokens int) {
 	if f.perWord == 2 {
-		m.pairsAlong(dst, f.leftLd, tokens, f.HeadDim)
+		m.pairsAlong(dst, w.leftLd, tokens, w.dim)
 		return
 	}
-	m.load(dst, f.leftLd, tokens, f.HeadDim)
+	m.load(dst, w.leftLd, tokens, w.dim)
 }
 
 // right packs tokens as a right operand of products that sum over tokens: rows of dp elements in float32.
-func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.dp, tokens, f.HeadDim) }
+func (f *attentionPart) right(dst []float32, m Mat, w side, tokens int) {
+	m.load(dst, w.dp, tokens, w.dim)
+}
 
 // product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b. Consecutive rows are bLd
 // elements apart in b and cLd in c.
@@ -172,10 +192,10 @@ func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b 
 
 // scores computes a tile of scores as a*bT: the first `rows` keys by the queries of the first `strips` strips.
 // a is a left operand; bT is packed by strips.
-func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
-	d, nr := f.words(f.HeadDim), active.nr
+func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, w side, strips int) {
+	d, nr := w.words, active.nr
 	for i := range strips {
-		f.s.multiply(f.perWord, rows, nr, d, a, f.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
+		f.s.multiply(f.perWord, rows, nr, d, a, w.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
 	}
 }
 
@@ -209,17 +229,17 @@ func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
 func (f *attentionPart) lseAt(query int) int { return (query*f.Batch+f.seq)*f.Heads + f.head }
 
 func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v Mat) {
-	d, nr := f.HeadDim, active.nr
+	d, dp, nr := f.v.dim, f.v.dp, active.nr
 	padded := roundUp(f.nq, tileQueries)
-	qT, keys, values := f.s.floats(0, padded*f.words(d)), f.s.floats(1, keyBlock*f.leftLd), f.s.floats(2, keyBlock*f.dp)
-	f.strips(qT, q)
-	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
+	qT, keys, values := f.s.floats(0, padded*f.qk.words), f.s.floats(1, keyBlock*f.qk.leftLd), f.s.floats(2, keyBlock*dp)
+	f.strips(qT, q, f.qk)
+	out, tile := f.s.floats(3, f.nq*dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
 	Fill(rowMax, -math.MaxFloat32) // finite: a query might see no keys in the first block
 	clear(sum)
 	if accumulate { // keys handled earlier count as one key with score lse and value o, or as none if lse is -Inf
-		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
+		f.tokens(o, f.v, f.head, f.q0).load(out, dp, f.nq, d)
 		for j := range f.nq {
 			if before := lse[f.lseAt(f.q0+j)]; !math.IsInf(float64(before), -1) {
 				rowMax[j], sum[j] = before, 1
@@ -230,8 +250,8 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	seen := min(f.Keys, f.Prefix+f.q0+f.nq)
 	for k0 := f.firstBlock(f.q0, f.seq); k0 < seen; k0 += keyBlock {
 		nk := min(keyBlock, seen-k0)
-		f.left(keys, f.tokens(k, f.kvHead(), k0), nk)
-		f.right(values, f.tokens(v, f.kvHead(), k0), nk)
+		f.left(keys, f.tokens(k, f.qk, f.kvHead(), k0), f.qk, nk)
+		f.right(values, f.tokens(v, f.v, f.kvHead(), k0), f.v, nk)
 		for i := 0; i < f.nq; i += tileQueries {
 			n := min(tileQueries, f.nq-i)
 			first := f.Prefix + f.q0 + i // the last key that the group's first query sees
@@ -241,7 +261,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 			}
 			goesOn := accumulate || k0 > begin
 			strips := ceilDiv(n, nr)
-			f.scores(tile, rows, keys, qT[i*f.words(d):], strips)
+			f.scores(tile, rows, keys, qT[i*f.qk.words:], f.qk, strips)
 			f.bound(tile[:rows*tileQueries], nil)
 			hide(tile, tileQueries, rows, k0-first, f.Window)
 			f.hideDocuments(tile, rows, f.q0+i, n, k0)
@@ -250,15 +270,15 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 			}
 			for j := i; goesOn && j < i+n; j++ {
 				if alpha[j] != 1 {
-					row := out[j*f.dp : j*f.dp+d]
+					row := out[j*dp : j*dp+d]
 					active.scale(row, row, alpha[j])
 				}
 			}
-			f.product(n, d, rows, tile, 1, tileQueries, values, f.dp, out[i*f.dp:], f.dp, goesOn)
+			f.product(n, d, rows, tile, 1, tileQueries, values, dp, out[i*dp:], dp, goesOn)
 		}
 	}
 	for j := range f.nq {
-		row := out[j*f.dp : j*f.dp+d]
+		row := out[j*dp : j*dp+d]
 		if sum[j] == 0 { // the query sees no key
 			clear(row)
 			lse[f.lseAt(f.q0+j)] = float32(math.Inf(-1))
@@ -267,5 +287,5 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 		active.scale(row, row, 1/sum[j])
 		lse[f.lseAt(f.q0+j)] = rowMax[j] + float32(math.Log(float64(sum[j])))
 	}
-	f.tokens(o, f.head, f.q0).store(out, f.dp, f.nq, d)
+	f.tokens(o, f.v, f.head, f.q0).store(out, dp, f.nq, d)
 }

@@ -137,11 +137,11 @@ func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
 
 // clearKeys sets the gradients of keys and values to zero.
 func (a Attention) clearKeys(p *Pool, dk, dv Mat) {
-	cols := a.KVHeads * a.HeadDim
-	p.Split(a.Keys*a.Batch, rowGrain(cols), func(lo, hi int) {
+	keyCols, valueCols := a.KVHeads*a.HeadDim, a.KVHeads*a.values()
+	p.Split(a.Keys*a.Batch, rowGrain(max(keyCols, valueCols)), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
-			clear(dk.F32[i*dk.Ld : i*dk.Ld+cols])
-			clear(dv.F32[i*dv.Ld : i*dv.Ld+cols])
+			clear(dk.F32[i*dk.Ld : i*dk.Ld+keyCols])
+			clear(dv.F32[i*dv.Ld : i*dv.Ld+valueCols])
 		}
 	})
 }
@@ -175,7 +175,7 @@ func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *att
 func (b *attentionBackward) run() {
 	b.attentionPart.q0, b.nq = b.q0, b.q1-b.q0
 	b.room(b.nq)
-	b.dqRows = b.s.floats(3, queryChunk*b.dp)
+	b.dqRows = b.s.floats(3, queryChunk*b.qk.dp)
 	b.pack()
 	b.beginQueries(0, b.nq)
 	b.blocks()
@@ -196,13 +196,13 @@ func (b *attentionBackward) queryPhase(first, last bool) {
 	if first {
 		b.beginQueries(b.q0, b.q1)
 	}
-	b.keyRight = b.s.floats(1, keyBlock*b.dp)
+	b.keyRight = b.s.floats(1, keyBlock*b.qk.dp)
 	for k0 := b.k0; k0 < b.k1; k0 += keyBlock {
 		nk := min(keyBlock, b.k1-k0)
-		b.right(b.keyRight, b.tokens(b.K, b.kvHead(), k0), nk)
+		b.right(b.keyRight, b.tokens(b.K, b.qk, b.kvHead(), k0), b.qk, nk)
 		for i := b.q0; i < b.q1; i += tileQueries {
 			if n, rows := b.sees(i, k0, nk); rows > 0 {
-				b.product(n, b.HeadDim, rows, b.keptTile(i, k0), 1, tileQueries, b.keyRight, b.dp, b.dqRows[i*b.dp:], b.dp, true)
+				b.product(n, b.HeadDim, rows, b.keptTile(i, k0), 1, tileQueries, b.keyRight, b.qk.dp, b.dqRows[i*b.qk.dp:], b.qk.dp, true)
 			}
 		}
 	}
@@ -218,17 +218,17 @@ func (b *attentionBackward) keptTile(i, k0 int) []float32 {
 
 // room reserves scratch for a chunk of the given number of queries.
 func (b *attentionBackward) room(queries int) {
-	d, padded := b.words(b.HeadDim), roundUp(queries, tileQueries)
-	rows := b.s.floats(0, (2*d+2*b.dp+2)*padded)
+	padded := roundUp(queries, tileQueries)
+	rows := b.s.floats(0, (b.qk.words+b.v.words+b.qk.dp+b.v.dp+2)*padded)
 	take := func(n int) []float32 { x := rows[:n]; rows = rows[n:]; return x }
-	b.qT, b.doT = take(padded*d), take(padded*d)
-	b.qRows, b.doRows = take(padded*b.dp), take(padded*b.dp)
+	b.qT, b.doT = take(padded*b.qk.words), take(padded*b.v.words)
+	b.qRows, b.doRows = take(padded*b.qk.dp), take(padded*b.v.dp)
 	b.lseStrip, b.delta = take(padded), take(padded)
-	rows = b.s.floats(1, keyBlock*(2*b.leftLd+3*b.dp))
-	b.keyLeft, b.valueLeft = take(keyBlock*b.leftLd), take(keyBlock*b.leftLd)
-	b.dkRows, b.dvRows, b.keyRight = take(keyBlock*b.dp), take(keyBlock*b.dp), b.keyLeft
+	rows = b.s.floats(1, keyBlock*(b.qk.leftLd+b.v.leftLd+2*b.qk.dp+b.v.dp))
+	b.keyLeft, b.valueLeft = take(keyBlock*b.qk.leftLd), take(keyBlock*b.v.leftLd)
+	b.dkRows, b.dvRows, b.keyRight = take(keyBlock*b.qk.dp), take(keyBlock*b.v.dp), b.keyLeft
 	if b.perWord == 2 {
-		b.keyRight = take(keyBlock * b.dp)
+		b.keyRight = take(keyBlock * b.qk.dp)
 	}
 	rows = b.s.floats(2, 3*keyBlock*tileQueries)
 	b.tile, b.dTile, b.slopes = take(keyBlock*tileQueries), take(keyBlock*tileQueries), take(keyBlock*tileQueries)
@@ -237,10 +237,10 @@ func (b *attentionBackward) room(queries int) {
 // pack packs the chunk's queries into the layouts that the products need.
 func (b *attentionBackward) pack() {
 	first := b.attentionPart.q0
-	b.strips(b.qT, b.Q)
-	b.strips(b.doT, b.DOut)
-	b.right(b.qRows, b.tokens(b.Q, b.head, first), b.nq)
-	b.right(b.doRows, b.tokens(b.DOut, b.head, first), b.nq)
+	b.strips(b.qT, b.Q, b.qk)
+	b.strips(b.doT, b.DOut, b.v)
+	b.right(b.qRows, b.tokens(b.Q, b.qk, b.head, first), b.qk, b.nq)
+	b.right(b.doRows, b.tokens(b.DOut, b.v, b.head, first), b.v, b.nq)
 	clear(b.delta)
 	clear(b.lseStrip)
 	for i := range b.nq {
@@ -252,16 +252,16 @@ func (b *attentionBackward) pack() {
 // beginQueries initialises the gradients of some of the chunk's queries: to zero, or to their existing values if
 // AddQ is set.
 func (b *attentionBackward) beginQueries(lo, hi int) {
-	rows := b.dqRows[lo*b.dp : hi*b.dp]
+	rows := b.dqRows[lo*b.qk.dp : hi*b.qk.dp]
 	clear(rows)
 	if b.AddQ {
-		b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).load(rows, b.dp, hi-lo, b.HeadDim)
+		b.tokens(b.DQ, b.qk, b.head, b.attentionPart.q0+lo).load(rows, b.qk.dp, hi-lo, b.HeadDim)
 	}
 }
 
 // endQueries stores the gradients of some of the chunk's queries.
 func (b *attentionBackward) endQueries(lo, hi int) {
-	b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).store(b.dqRows[lo*b.dp:], b.dp, hi-lo, b.HeadDim)
+	b.tokens(b.DQ, b.qk, b.head, b.attentionPart.q0+lo).store(b.dqRows[lo*b.qk.dp:], b.qk.dp, hi-lo, b.HeadDim)
 }
 
 // blocks processes every block of keys that at least one of the chunk's queries sees.
@@ -280,8 +280,8 @@ func (b *attentionBackward) makeDelta(first int) {
 		}
 		return
 	}
-	d := b.HeadDim
-	o, dout, buf := b.tokens(b.O, b.head, first), b.tokens(b.DOut, b.head, first), b.s.floats(7, 2*d)
+	d := b.v.dim
+	o, dout, buf := b.tokens(b.O, b.v, b.head, first), b.tokens(b.DOut, b.v, b.head, first), b.s.floats(7, 2*d)
 	for i := range b.nq {
 		b.delta[i] = active.dot(dout.row(i, d, buf), o.row(i, d, buf[d:]))
 	}
@@ -289,16 +289,16 @@ func (b *attentionBackward) makeDelta(first int) {
 
 // block processes one block of keys against the chunk.
 func (b *attentionBackward) block(k0, nk int) {
-	d, kv := b.HeadDim, b.kvHead()
-	b.left(b.keyLeft, b.tokens(b.K, kv, k0), nk)
-	b.left(b.valueLeft, b.tokens(b.V, kv, k0), nk)
+	kv := b.kvHead()
+	b.left(b.keyLeft, b.tokens(b.K, b.qk, kv, k0), b.qk, nk)
+	b.left(b.valueLeft, b.tokens(b.V, b.v, kv, k0), b.v, nk)
 	if b.queries && b.perWord == 2 {
-		b.right(b.keyRight, b.tokens(b.K, kv, k0), nk)
+		b.right(b.keyRight, b.tokens(b.K, b.qk, kv, k0), b.qk, nk)
 	}
-	dk, dv := b.tokens(b.DK, kv, k0), b.tokens(b.DV, kv, k0)
+	dk, dv := b.tokens(b.DK, b.qk, kv, k0), b.tokens(b.DV, b.v, kv, k0)
 	if b.keys {
-		dk.load(b.dkRows, b.dp, nk, d)
-		dv.load(b.dvRows, b.dp, nk, d)
+		dk.load(b.dkRows, b.qk.dp, nk, b.qk.dim)
+		dv.load(b.dvRows, b.v.dp, nk, b.v.dim)
 	}
 	for i := 0; i < b.nq; i += tileQueries {
 		if n, rows := b.sees(i, k0, nk); rows > 0 {
@@ -309,8 +309,8 @@ func (b *attentionBackward) block(k0, nk int) {
 		}
 	}
 	if b.keys {
-		dk.store(b.dkRows, b.dp, nk, d)
-		dv.store(b.dvRows, b.dp, nk, d)
+		dk.store(b.dkRows, b.qk.dp, nk, b.qk.dim)
+		dv.store(b.dvRows, b.v.dp, nk, b.v.dim)
 	}
 }
 
@@ -326,10 +326,10 @@ func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 
 // group processes one tile: n queries, starting at i, against the first `rows` keys of a block.
 func (b *attentionBackward) group(i, n, rows, offset int) {
-	nr, d := active.nr, b.words(b.HeadDim)
+	nr := active.nr
 	strips := ceilDiv(n, nr)
-	b.scores(b.tile, rows, b.keyLeft, b.qT[i*d:], strips)
-	b.scores(b.dTile, rows, b.valueLeft, b.doT[i*d:], strips)
+	b.scores(b.tile, rows, b.keyLeft, b.qT[i*b.qk.words:], b.qk, strips)
+	b.scores(b.dTile, rows, b.valueLeft, b.doT[i*b.v.words:], b.v, strips)
 	b.bound(b.tile[:rows*tileQueries], b.slopes[:rows*tileQueries])
 	hide(b.tile, tileQueries, rows, offset, b.Window)
 	b.hideDocuments(b.tile, rows, b.attentionPart.q0+i, n, b.Prefix+b.attentionPart.q0+i+offset)
@@ -340,10 +340,10 @@ func (b *attentionBackward) group(i, n, rows, offset int) {
 		Mul(b.dTile[:rows*tileQueries], b.dTile, b.slopes)
 	}
 	if b.keys {
-		b.product(rows, b.HeadDim, n, b.tile, tileQueries, 1, b.doRows[i*b.dp:], b.dp, b.dvRows, b.dp, true)
-		b.product(rows, b.HeadDim, n, b.dTile, tileQueries, 1, b.qRows[i*b.dp:], b.dp, b.dkRows, b.dp, true)
+		b.product(rows, b.v.dim, n, b.tile, tileQueries, 1, b.doRows[i*b.v.dp:], b.v.dp, b.dvRows, b.v.dp, true)
+		b.product(rows, b.qk.dim, n, b.dTile, tileQueries, 1, b.qRows[i*b.qk.dp:], b.qk.dp, b.dkRows, b.qk.dp, true)
 	}
 	if b.queries {
-		b.product(n, b.HeadDim, rows, b.dTile, 1, tileQueries, b.keyRight, b.dp, b.dqRows[i*b.dp:], b.dp, true)
+		b.product(n, b.qk.dim, rows, b.dTile, 1, tileQueries, b.keyRight, b.qk.dp, b.dqRows[i*b.qk.dp:], b.qk.dp, true)
 	}
 }

@@ -29,11 +29,15 @@ func (a *naiveAttention) kAt(t, b, h int) int {
 	return ((t*a.Batch+b)*a.KVHeads + h/(a.Heads/a.KVHeads)) * a.HeadDim
 }
 
+// oAt and vAt return the same for o and values.
+func (a *naiveAttention) oAt(t, b, h int) int { return a.qAt(t, b, h) / a.HeadDim * a.values() }
+func (a *naiveAttention) vAt(t, b, h int) int { return a.kAt(t, b, h) / a.HeadDim * a.values() }
+
 func (a *naiveAttention) run() {
-	a.o, a.dq = make([]float64, len(a.q)), make([]float64, len(a.q))
-	a.dk, a.dv = make([]float64, len(a.k)), make([]float64, len(a.k))
-	a.oBound, a.dqBound = make([]float64, len(a.q)), make([]float64, len(a.q))
-	a.dkBound, a.dvBound = make([]float64, len(a.k)), make([]float64, len(a.k))
+	a.o, a.dq = make([]float64, len(a.dout)), make([]float64, len(a.q))
+	a.dk, a.dv = make([]float64, len(a.k)), make([]float64, len(a.v))
+	a.oBound, a.dqBound = make([]float64, len(a.dout)), make([]float64, len(a.q))
+	a.dkBound, a.dvBound = make([]float64, len(a.k)), make([]float64, len(a.v))
 	a.lse, a.delta = make([]float64, a.Tokens*a.Batch*a.Heads), make([]float64, a.Tokens*a.Batch*a.Heads)
 	a.probs, a.dscores, a.slopes = make([]float64, a.Keys), make([]float64, a.Keys), make([]float64, a.Keys)
 	for t := range a.Tokens {
@@ -46,17 +50,17 @@ func (a *naiveAttention) run() {
 }
 
 func (a *naiveAttention) row(t, b, h int) {
-	first, seen, qi := max(0, a.Prefix+t-a.Window+1), min(a.Keys, a.Prefix+t+1), a.qAt(t, b, h)
+	first, seen, qi, oi := max(0, a.Prefix+t-a.Window+1), min(a.Keys, a.Prefix+t+1), a.qAt(t, b, h), a.oAt(t, b, h)
 	scale := 1 / math.Sqrt(float64(a.HeadDim))
-	inner := func(x []float64, xi int, y []float64, yi int) (s float64) {
-		for i := range a.HeadDim {
-			s += x[xi+i] * y[yi+i]
+	inner := func(x, y []float64) (s float64) {
+		for i := range x {
+			s += x[i] * y[i]
 		}
 		return s
 	}
 	sum := 0.0
 	for j := first; j < seen; j++ {
-		score := inner(a.q, qi, a.k, a.kAt(j, b, h)) * scale
+		score := inner(a.q[qi:qi+a.HeadDim], a.k[a.kAt(j, b, h):]) * scale
 		a.slopes[j] = scale
 		if limit := float64(a.Softcap); limit > 0 {
 			y := math.Tanh(score / limit)
@@ -69,10 +73,10 @@ func (a *naiveAttention) row(t, b, h int) {
 	mean := 0.0
 	for j := first; j < seen; j++ {
 		a.probs[j] /= sum
-		for i := range a.HeadDim {
-			a.o[qi+i] += a.probs[j] * a.v[a.kAt(j, b, h)+i]
+		for i := range a.values() {
+			a.o[oi+i] += a.probs[j] * a.v[a.vAt(j, b, h)+i]
 		}
-		a.dscores[j] = inner(a.dout, qi, a.v, a.kAt(j, b, h))
+		a.dscores[j] = inner(a.dout[oi:oi+a.values()], a.v[a.vAt(j, b, h):])
 		mean += a.probs[j] * a.dscores[j]
 	}
 	a.delta[(t*a.Batch+b)*a.Heads+h] = mean
@@ -83,21 +87,25 @@ func (a *naiveAttention) row(t, b, h int) {
 			a.terms += of * of * (a.k[ki+i]*a.k[ki+i] + a.q[qi+i]*a.q[qi+i])
 			a.dq[qi+i] += d * a.k[ki+i]
 			a.dk[ki+i] += d * a.q[qi+i]
-			a.dv[ki+i] += a.probs[j] * a.dout[qi+i]
 		}
-		a.roundings(qi, ki, a.probs[j], of)
+		for i := range a.values() {
+			a.dv[a.vAt(j, b, h)+i] += a.probs[j] * a.dout[oi+i]
+		}
+		a.roundings(qi, ki, oi, a.vAt(j, b, h), a.probs[j], of)
 	}
 }
 
 // roundings adds the contribution of one query-key pair to the error bounds. p is the pair's probability, and
 // terms is the sum of the absolute terms of its score gradient. The kernels compute both in float32.
-func (a *naiveAttention) roundings(qi, ki int, p, terms float64) {
+func (a *naiveAttention) roundings(qi, ki, oi, vi int, p, terms float64) {
 	p, terms = p*float32Error, terms*float32Error
+	for i := range a.values() {
+		a.oBound[oi+i] += p * math.Abs(a.v[vi+i])
+		a.dvBound[vi+i] += p * math.Abs(a.dout[oi+i])
+	}
 	for i := range a.HeadDim {
-		a.oBound[qi+i] += p * math.Abs(a.v[ki+i])
 		a.dqBound[qi+i] += terms * math.Abs(a.k[ki+i])
 		a.dkBound[ki+i] += terms * math.Abs(a.q[qi+i])
-		a.dvBound[ki+i] += p * math.Abs(a.dout[qi+i])
 	}
 }
 
@@ -125,13 +133,14 @@ func TestAttentionRoundsToBF16Last(t *testing.T) {
 		for range rounds(25) {
 			a := Attention{Tokens: 1 + r.IntN(90), Prefix: r.IntN(250), Batch: 1 + r.IntN(2), KVHeads: 1 + r.IntN(3), HeadDim: 1 + r.IntN(70)}
 			a.Heads, a.Keys, a.Window = a.KVHeads*(1+r.IntN(3)), a.Prefix+a.Tokens, 1+r.IntN(a.Prefix+a.Tokens)
-			a.Softcap = []float32{0, 0, 3}[r.IntN(3)]
-			mat := func(tokens, heads int) Mat {
-				return BF16(roundedBF16(randomFloats(r, tokens*a.Batch*heads*a.HeadDim)), heads*a.HeadDim)
+			a.Softcap, a.ValueDim = []float32{0, 0, 3}[r.IntN(3)], []int{0, 1 + r.IntN(70)}[r.IntN(2)]
+			mat := func(tokens, cols int) Mat {
+				return BF16(roundedBF16(randomFloats(r, tokens*a.Batch*cols)), cols)
 			}
-			q, o, dout, dq := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads)
-			k, v := mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
-			dk, dv := F32(make([]float32, len(k.BF16)), k.Ld), F32(make([]float32, len(k.BF16)), k.Ld)
+			width, wide := a.Heads*a.HeadDim, a.Heads*a.values()
+			q, o, dout, dq := mat(a.Tokens, width), mat(a.Tokens, wide), mat(a.Tokens, wide), mat(a.Tokens, width)
+			k, v := mat(a.Keys, a.KVHeads*a.HeadDim), mat(a.Keys, a.KVHeads*a.values())
+			dk, dv := F32(make([]float32, len(k.BF16)), k.Ld), F32(make([]float32, len(v.BF16)), v.Ld)
 			n := naiveAttention{Attention: a, q: doubles(values(q)), k: doubles(values(k)), v: doubles(values(v)), dout: doubles(values(dout))}
 			n.run()
 			lse, delta := make([]float32, len(n.lse)), make([]float32, len(n.delta))
@@ -188,22 +197,25 @@ func values(m Mat) []float32 {
 func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r *rand.Rand) {
 	t.Helper()
 	t.Logf("%+v bf16=%v accumulate=%v", a, bf16, accumulate)
-	mat := func(tokens, heads int) Mat {
-		x := randomFloats(r, tokens*a.Batch*heads*a.HeadDim)
+	mat := func(tokens, cols int) Mat {
+		x := randomFloats(r, tokens*a.Batch*cols)
 		if bf16 {
-			return BF16(roundedBF16(x), heads*a.HeadDim)
+			return BF16(roundedBF16(x), cols)
 		}
-		return F32(x, heads*a.HeadDim)
+		return F32(x, cols)
 	}
-	q, o, dout, dq := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads)
-	k, v := mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
-	dk, dv := F32(randomFloats(r, len(values(k))), k.Ld), F32(randomFloats(r, len(values(k))), k.Ld)
+	width, wide := a.Heads*a.HeadDim, a.Heads*a.values()
+	q, o, dout, dq := mat(a.Tokens, width), mat(a.Tokens, wide), mat(a.Tokens, wide), mat(a.Tokens, width)
+	k, v := mat(a.Keys, a.KVHeads*a.HeadDim), mat(a.Keys, a.KVHeads*a.values())
+	dk, dv := F32(randomFloats(r, len(values(k))), k.Ld), F32(randomFloats(r, len(values(v))), v.Ld)
 	lse := make([]float32, a.Tokens*a.Batch*a.Heads)
 	n := naiveAttention{Attention: a, q: doubles(values(q)), k: doubles(values(k)), v: doubles(values(v)), dout: doubles(values(dout))}
 	n.run()
 	if accumulate {
 		for i := range n.dk {
 			n.dk[i] += float64(dk.F32[i])
+		}
+		for i := range n.dv {
 			n.dv[i] += float64(dv.F32[i])
 		}
 	}
@@ -215,7 +227,7 @@ func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r
 	checkNorm(t, "o", values(o), n.o, tolerance)
 	checkNorm(t, "lse", lse, n.lse, 2e-6)
 	a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, AddKV: accumulate, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
-	rounding := float64(n.HeadDim) * 0x1p-24 * math.Sqrt(n.terms) // of the inner products in dq and dk
+	rounding := float64(max(n.HeadDim, n.values())) * 0x1p-24 * math.Sqrt(n.terms) // of the inner products in dq and dk
 	checkNorm(t, "dq", values(dq), n.dq, gradTolerance, rounding)
 	checkNorm(t, "dk", dk.F32, n.dk, gradTolerance, rounding)
 	checkNorm(t, "dv", dv.F32, n.dv, gradTolerance)
@@ -237,7 +249,7 @@ func TestAttention(t *testing.T) {
 			case 1, 2:
 				a.Window = 2 + r.IntN(a.Keys+1)
 			}
-			a.Softcap = []float32{0, 0, 0.4, 3, 50}[r.IntN(5)]
+			a.Softcap, a.ValueDim = []float32{0, 0, 0.4, 3, 50}[r.IntN(5)], []int{0, 1 + r.IntN(70)}[r.IntN(2)]
 			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)
 		}
 		checkAttention(t, p, Attention{Tokens: 300, Keys: 300, Window: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
@@ -254,7 +266,7 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 			for i, window := range []int{1000, 1, 100, 300} {
 				a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Window: window, Batch: heads[0], Heads: heads[1], KVHeads: heads[2], HeadDim: 5}
 				checkThreads(t, a, i%2 == 0, r)
-				a.Softcap = 1.5
+				a.Softcap, a.ValueDim = 1.5, 9
 				checkThreads(t, a, i%2 == 1, r)
 				a.Positions = randomPositions(r, a)
 				checkThreads(t, a, i%2 == 0, r)
@@ -282,19 +294,20 @@ func randomPositions(r *rand.Rand, a Attention) []int32 {
 
 func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
 	t.Helper()
-	mat := func(tokens, heads int) Mat {
-		x := randomFloats(r, tokens*a.Batch*heads*a.HeadDim)
+	mat := func(tokens, cols int) Mat {
+		x := randomFloats(r, tokens*a.Batch*cols)
 		if bf16 {
-			return BF16(roundedBF16(x), heads*a.HeadDim)
+			return BF16(roundedBF16(x), cols)
 		}
-		return F32(x, heads*a.HeadDim)
+		return F32(x, cols)
 	}
-	q, dout, dq0, k, v := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
+	width, wide := a.Heads*a.HeadDim, a.Heads*a.values()
+	q, dout, dq0, k, v := mat(a.Tokens, width), mat(a.Tokens, wide), mat(a.Tokens, width), mat(a.Keys, a.KVHeads*a.HeadDim), mat(a.Keys, a.KVHeads*a.values())
 	var first [][]float32
 	for _, threads := range []int{1, 2, 3, 5} {
 		p := NewPool(threads)
-		o, dq := mat(a.Tokens, a.Heads), Mat{F32: slices.Clone(dq0.F32), BF16: slices.Clone(dq0.BF16), Ld: dq0.Ld}
-		dk, dv := F32(make([]float32, len(values(k))), k.Ld), F32(make([]float32, len(values(k))), k.Ld)
+		o, dq := mat(a.Tokens, wide), Mat{F32: slices.Clone(dq0.F32), BF16: slices.Clone(dq0.BF16), Ld: dq0.Ld}
+		dk, dv := F32(make([]float32, len(values(k))), k.Ld), F32(make([]float32, len(values(v))), v.Ld)
 		lse := make([]float32, a.Tokens*a.Batch*a.Heads)
 		a.Forward(p, o, lse, false, q, k, v)
 		a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse, AddQ: true})

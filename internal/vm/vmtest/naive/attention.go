@@ -4,15 +4,24 @@ import "math"
 
 // AttentionShape is the shape of causal attention from Queries tokens that follow a prefix of Prefix tokens.
 // Queries are [Queries*Batch, Heads*HeadDim]. Keys and values, starting with those of the prefix, are
-// [Keys*Batch, KVHeads*HeadDim]; Keys is their number of tokens per sequence, or 0 for all Prefix+Queries.
+// [Keys*Batch, KVHeads*HeadDim], or KVHeads*ValueDim in the case of values; Keys is their number of tokens per sequence, or 0 for all Prefix+Queries.
 // Heads share keys and values in groups of consecutive heads (Ainslie et al., 2023). A query sees the last
 // Window keys up to its own position, or all of them if Window is 0. If Positions is set, to each query's
 // position in its document, a query sees only keys of its own document. Softcap is the limit that the function
 // Softcap applies to the scores.
 type AttentionShape struct {
 	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
+	ValueDim                                                      int // of heads of values, if it is not HeadDim
 	Softcap                                                       float64
 	Positions                                                     []int32 // [Queries*Batch]
+}
+
+// Values returns the width of a head of values.
+func (s AttentionShape) Values() int {
+	if s.ValueDim > 0 {
+		return s.ValueDim
+	}
+	return s.HeadDim
 }
 
 // Seen returns the index after the last key that query t sees.
@@ -25,20 +34,27 @@ func (s AttentionShape) Seen(t int) int {
 
 // query returns the index at which head h of query t in sequence b starts; key returns the index of the key
 // head that h reads.
-func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
-func (s AttentionShape) key(t, b, h int) int {
-	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim
+func (s AttentionShape) query(t, b, h int) int { return s.row(t, b, h) * s.HeadDim }
+func (s AttentionShape) key(t, b, h int) int   { return s.keyRow(t, b, h) * s.HeadDim }
+
+// out and value return the same for o and values.
+func (s AttentionShape) out(t, b, h int) int   { return s.row(t, b, h) * s.Values() }
+func (s AttentionShape) value(t, b, h int) int { return s.keyRow(t, b, h) * s.Values() }
+
+func (s AttentionShape) row(t, b, h int) int { return (t*s.Batch+b)*s.Heads + h }
+func (s AttentionShape) keyRow(t, b, h int) int {
+	return (t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)
 }
 
 // Attention returns softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that each query sees (Vaswani et
 // al., 2017), and the logarithm of every softmax's denominator, [Queries*Batch, Heads].
 func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	weights, logSumExp := attentionWeights(q, k, s)
-	out = make([]float64, len(q))
+	out = make([]float64, len(q)/s.HeadDim*s.Values())
 	s.each(func(t, b, h, row int) {
 		for u, p := range weights[row] {
-			for d := range s.HeadDim {
-				out[s.query(t, b, h)+d] += p * v[s.key(u, b, h)+d]
+			for d := range s.Values() {
+				out[s.out(t, b, h)+d] += p * v[s.value(u, b, h)+d]
 			}
 		}
 	})
@@ -49,8 +65,8 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 // dout*v^T and ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
 func AttentionGrad(q, k, v, out, logSumExp, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
 	delta := make([]float64, len(logSumExp))
-	for i := range q {
-		delta[i/s.HeadDim] += dout[i] * out[i]
+	for i := range out {
+		delta[i/s.Values()] += dout[i] * out[i]
 	}
 	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
 }
@@ -82,15 +98,15 @@ func AttentionSinkGrad(out, logSumExp, sinks, dout []float64, headDim int) []flo
 // AttentionTerms returns the sums of the absolute values of the terms p*v that Attention sums. logSumExp may
 // cover more keys than k holds.
 func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
-	terms := make([]float64, len(q))
+	terms := make([]float64, len(q)/s.HeadDim*s.Values())
 	s.each(func(t, b, h, row int) {
 		for u, score := range s.scores(q, k, t, b, h) {
 			if math.IsInf(score, -1) { // masked
 				continue
 			}
 			p := math.Exp(score - logSumExp[row])
-			for d := range s.HeadDim {
-				terms[s.query(t, b, h)+d] += p * math.Abs(v[s.key(u, b, h)+d])
+			for d := range s.Values() {
+				terms[s.out(t, b, h)+d] += p * math.Abs(v[s.value(u, b, h)+d])
 			}
 		}
 	})
@@ -106,12 +122,12 @@ func AttentionGradTerms(q, k, v, dout, logSumExp, delta []float64, s AttentionSh
 func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, of func(term float64) float64) (dq, dk, dv []float64) {
 	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
 	s.each(func(t, b, h, row int) {
-		query := s.query(t, b, h)
+		query, out := s.query(t, b, h), s.out(t, b, h)
 		for u, score := range s.scores(q, k, t, b, h) {
-			p, key, dp := math.Exp(score-logSumExp[row]), s.key(u, b, h), 0.0
-			for d := range s.HeadDim {
-				dp += dout[query+d] * v[key+d]
-				dv[key+d] += of(p * dout[query+d])
+			p, key, value, dp := math.Exp(score-logSumExp[row]), s.key(u, b, h), s.value(u, b, h), 0.0
+			for d := range s.Values() {
+				dp += dout[out+d] * v[value+d]
+				dv[value+d] += of(p * dout[out+d])
 			}
 			if math.IsInf(score, -1) { // masked
 				continue
@@ -187,4 +203,29 @@ func logOfSumOfExp(x []float64) float64 {
 		sum += math.Exp(value - largest)
 	}
 	return largest + math.Log(sum)
+}
+
+// ConcatHeads returns rows of heads, each of which begins with the row of shared and goes on with the head's columns of x: equations 15 and
+// 16 of DeepSeek-V2 (DeepSeek-AI, 2024).
+func ConcatHeads(shared, x []float64, heads, first, rest int) (y []float64) {
+	for row := range len(shared) / first {
+		for h := range heads {
+			y = append(y, shared[row*first:(row+1)*first]...)
+			y = append(y, x[(row*heads+h)*rest:][:rest]...)
+		}
+	}
+	return y
+}
+
+// ConcatHeadsGrad returns the gradients of shared and x.
+func ConcatHeadsGrad(dy []float64, heads, first, rest int) (dshared, dx []float64) {
+	dim := first + rest
+	dshared = make([]float64, len(dy)/dim/heads*first)
+	for at := range len(dy) / dim {
+		for i := range first {
+			dshared[at/heads*first+i] += dy[at*dim+i]
+		}
+		dx = append(dx, dy[at*dim+first:(at+1)*dim]...)
+	}
+	return dshared, dx
 }

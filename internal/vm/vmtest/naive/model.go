@@ -33,7 +33,7 @@ type Config struct {
 	HeadDim int      `json:"head_dim"`
 	FFN     int      `json:"ffn"`
 	FFNs    []int    `json:"ffns"`   // for each layer, repeated cyclically: FFN, or 0 for no MLP; empty: FFN for all layers
-	Mixers  []string `json:"mixers"` // attention | gated_delta | kimi_delta | mamba2 | none for each layer, repeated cyclically; empty: attention for all layers
+	Mixers  []string `json:"mixers"` // attention | gated_delta | kimi_delta | mamba2 | latent | none for each layer, repeated cyclically; empty: attention for all layers
 	Vocab   int      `json:"vocab"`
 
 	MLPs          []string `json:"mlp_layer_types"` // dense | sparse for each layer, repeated cyclically; empty: sparse if there are experts
@@ -62,6 +62,12 @@ type Config struct {
 
 	ConvBias bool    `json:"use_conv_bias"`
 	StepMin  float64 `json:"time_step_min"`
+
+	QLatent      int `json:"q_lora_rank"` // 0: queries are computed from the layer's input
+	KVLatent     int `json:"kv_lora_rank"`
+	NopeDim      int `json:"qk_nope_head_dim"`
+	RopeDim      int `json:"qk_rope_head_dim"`
+	ValueHeadDim int `json:"v_head_dim"`
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to gamma
@@ -196,11 +202,15 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 			list = append(list, normParameters(cfg, name)...)
 		}
 	}
-	if cfg.attends(layer) {
+	if cfg.attends(layer) || cfg.latent(layer) {
 		norm("ln1", cfg.normsBefore())
-		linear("wq", "bq", "qkv", h, q)
-		linear("wk", "bk", "qkv", h, kv)
-		linear("wv", "bv", "qkv", h, kv)
+		if cfg.latent(layer) {
+			list = append(list, cfg.latentParameters(linear)...)
+		} else {
+			linear("wq", "bq", "qkv", h, q)
+			linear("wk", "bk", "qkv", h, kv)
+			linear("wv", "bv", "qkv", h, kv)
+		}
 		switch cfg.QKNorm {
 		case "head", "rotated":
 			list = append(list, tensor{"q_norm.gamma", []int{cfg.HeadDim}}, tensor{"k_norm.gamma", []int{cfg.HeadDim}})
@@ -211,9 +221,9 @@ func layerParameters(cfg Config, layer int) (list []tensor) {
 			list = append(list, tensor{"sinks", []int{cfg.Heads}})
 		}
 		if cfg.AttnGate {
-			linear("wg", "", "", h, q)
+			linear("wg", "", "", h, cfg.Heads*cfg.valueDim())
 		}
-		linear("wo", "bo", "attn_out", q, h)
+		linear("wo", "bo", "attn_out", cfg.Heads*cfg.valueDim(), h)
 		norm("ln1_post", cfg.normsAfter())
 	}
 	if cfg.linear(layer) {
@@ -262,7 +272,7 @@ func (cfg *Config) lowered(weight string) string {
 		queries = [2]string{"wq wg", "wqg"}
 	}
 	for _, t := range []struct{ target, weights, a string }{
-		{"q_proj", queries[0], queries[1]},
+		{"q_proj", queries[0], queries[1]}, {"q_a_proj", "wq_a", "wq_a"}, {"q_b_proj", "wq", "wq"}, {"kv_a_proj_with_mqa", "wkv wk_rope", "wkv_a"}, {"kv_b_proj", "wk wv", "wkv_b"},
 		{"in_proj_qkvz", "linear.wq linear.wk linear.wv linear.wz", "linear.wqkvz"}, {"in_proj_ba", "linear.wb linear.wa", "linear.wba"},
 		{"in_proj_qkv", "linear.wq linear.wk linear.wv", "linear.wqkv"}, {"in_proj_z", "linear.wz", "linear.wz"}, {"in_proj_b", "linear.wb", "linear.wb"},
 		{"in_proj_a", "linear.wa", "linear.wa"}, {"in_proj", "linear.wz linear.wv linear.wk linear.wq linear.wa", "linear.w_in"}, {"out_proj", "linear.wo", "linear.wo"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
@@ -395,6 +405,7 @@ type tape struct {
 	mlpOut                        []float64
 	attnGate, attended            []float64 // the gate of attention, and the result of attention before it
 	linear                        linearTape
+	latent                        latentTape
 	sparse                        sparseTape
 }
 
@@ -495,6 +506,8 @@ func (m *model) layer(l int, x []float64) []float64 {
 	switch {
 	case m.cfg.attends(l):
 		m.attend(l, t)
+	case m.cfg.latent(l):
+		m.latentAttend(l, t)
 	case m.cfg.linear(l):
 		m.linearAttend(l, t)
 	}
@@ -506,8 +519,8 @@ func (m *model) layer(l int, x []float64) []float64 {
 
 // attend computes the middle of a layer, after attention.
 func (m *model) attend(l int, t *tape) {
-	x, in := t.x, fmt.Sprintf("layer.%d.", l)
-	t.norm1 = m.normBefore(x, in+"ln1")
+	in := fmt.Sprintf("layer.%d.", l)
+	t.norm1 = m.normBefore(t.x, in+"ln1")
 	t.rawQ = m.linear(t.norm1, in+"wq", in+"bq")
 	t.rawK = m.linear(t.norm1, in+"wk", in+"bk")
 	t.v = m.linear(t.norm1, in+"wv", in+"bv")
@@ -518,10 +531,16 @@ func (m *model) attend(l int, t *tape) {
 	if m.cfg.QKNorm != "rotated" {
 		t.q, t.k = m.rope(l, t.q, true, Rope), m.rope(l, t.k, false, Rope)
 	}
+	m.attendHeads(l, t)
+}
+
+// attendHeads computes the middle of a layer from queries, before they are scaled, keys and values.
+func (m *model) attendHeads(l int, t *tape) {
+	in := fmt.Sprintf("layer.%d.", l)
 	t.q = scaled(t.q, m.queryScale())
 	t.attention, t.logSumExp = Attention(t.q, t.k, t.v, m.attentionShape(l))
 	if sinks := m.w[in+"sinks"]; sinks != nil {
-		t.attention, t.logSumExp = AttentionSink(t.attention, t.logSumExp, sinks, m.cfg.HeadDim)
+		t.attention, t.logSumExp = AttentionSink(t.attention, t.logSumExp, sinks, m.cfg.valueDim())
 	}
 	t.attended = t.attention
 	if m.cfg.AttnGate {
@@ -529,7 +548,7 @@ func (m *model) attend(l int, t *tape) {
 		t.attended = GLU("sigmoid", t.attnGate, t.attention)
 	}
 	t.attentionOut = m.linear(t.attended, in+"wo", in+"bo")
-	t.mid = add(x, m.normAfter(t.attentionOut, in+"ln1_post"))
+	t.mid = add(t.x, m.normAfter(t.attentionOut, in+"ln1_post"))
 }
 
 // mlp computes the output of a layer from its middle.
@@ -563,6 +582,8 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 	switch {
 	case m.cfg.attends(l):
 		dout = m.attendGrad(l, dout)
+	case m.cfg.latent(l):
+		dout = m.latentAttendGrad(l, dout)
 	case m.cfg.linear(l):
 		dout = m.linearAttendGrad(l, dout)
 	}
@@ -586,20 +607,26 @@ func (m *model) mlpGrad(l int, dout []float64) []float64 {
 	return add(dout, m.normBeforeGrad(t.mid, dnorm2, in+"ln2"))
 }
 
-func (m *model) attendGrad(l int, dmid []float64) []float64 {
+// attendHeadsGrad returns the gradients of queries, before they are scaled, of keys and of values, and that of the norm's result through the
+// gate, if there is one.
+func (m *model) attendHeadsGrad(l int, dmid []float64) (dq, dk, dv, throughGate []float64) {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	dattention := m.linearGrad(t.attended, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
-	var throughGate []float64
 	if m.cfg.AttnGate {
 		var dgate []float64
 		dgate, dattention = GLUGrad("sigmoid", t.attnGate, t.attention, dattention)
 		throughGate = m.linearGrad(t.norm1, dgate, in+"wg", "")
 	}
-	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, t.logSumExp, dattention, m.attentionShape(l))
+	dq, dk, dv = AttentionGrad(t.q, t.k, t.v, t.attention, t.logSumExp, dattention, m.attentionShape(l))
 	if sinks := in + "sinks"; m.w[sinks] != nil {
-		addTo(m.grads[sinks], AttentionSinkGrad(t.attention, t.logSumExp, m.w[sinks], dattention, m.cfg.HeadDim))
+		addTo(m.grads[sinks], AttentionSinkGrad(t.attention, t.logSumExp, m.w[sinks], dattention, m.cfg.valueDim()))
 	}
-	dq = scaled(dq, m.queryScale())
+	return scaled(dq, m.queryScale()), dk, dv, throughGate
+}
+
+func (m *model) attendGrad(l int, dmid []float64) []float64 {
+	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
+	dq, dk, dv, throughGate := m.attendHeadsGrad(l, dmid)
 	if m.cfg.QKNorm != "rotated" {
 		dq, dk = m.rope(l, dq, true, RopeGrad), m.rope(l, dk, false, RopeGrad)
 	}
@@ -628,7 +655,7 @@ func (m *model) rope(layer int, x []float64, queries bool, rope func(x []float64
 
 func (m *model) attentionShape(layer int) AttentionShape {
 	s := AttentionShape{Queries: m.cfg.Sequence, Batch: m.batch,
-		Heads: m.cfg.Heads, KVHeads: m.cfg.KVHeads, HeadDim: m.cfg.HeadDim, Softcap: m.cfg.AttnSoftcap}
+		Heads: m.cfg.Heads, KVHeads: m.cfg.KVHeads, HeadDim: m.cfg.HeadDim, ValueDim: m.cfg.ValueHeadDim, Softcap: m.cfg.AttnSoftcap}
 	if n := len(m.cfg.Windows); n > 0 {
 		s.Window = m.cfg.Windows[layer%n]
 	}

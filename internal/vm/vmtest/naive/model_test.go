@@ -63,6 +63,15 @@ var traits = map[string]func(*Config){
 		c.Mixers, c.NormPlace = []string{"attention", "gated_delta"}, "pre_post"
 		c.LinearKeyHeads, c.LinearValueHeads, c.LinearKeyDim, c.LinearValueDim, c.LinearConv = 1, 1, 2, 3, 7
 	},
+	"z_latent": func(c *Config) {
+		c.Mixers, c.KVHeads, c.QLatent, c.KVLatent, c.NopeDim, c.RopeDim, c.ValueHeadDim, c.HeadDim = []string{"latent"}, 4, 5, 3, 2, 4, 3, 6
+		c.Partial, c.Bias = 4./6, []string{"attn_out"}
+		c.Scaling, c.Factor, c.Original, c.Fast, c.Slow, c.Amplitude = "yarn", 4, 40, 3, 1, 1.2
+	},
+	"z_latent_plain": func(c *Config) {
+		c.Mixers, c.KVHeads, c.KVLatent, c.NopeDim, c.RopeDim, c.ValueHeadDim, c.HeadDim = []string{"latent", "none"}, 4, 4, 3, 2, 6, 5
+		c.PositionPattern, c.NormOffset, c.AttnGate, c.AttnSinks = []string{"none", "rope"}, 1, true, true
+	},
 	"partial": func(c *Config) { c.HeadDim, c.Partial, c.Scaling, c.Factor = 8, 0.5, "linear", 3 },
 	"pattern": func(c *Config) { c.PositionPattern, c.Bias = []string{"none", "rope"}, []string{"attn_out"} },
 	"yarn": func(c *Config) {

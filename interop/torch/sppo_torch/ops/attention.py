@@ -85,7 +85,7 @@ def _forward(shape: _Shape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
     """Returns o and lse over the keys of an instruction, split."""
     queries, keys, values = shape.split(q, shape.heads), shape.split(k, shape.kv_heads), shape.split(v, shape.kv_heads)
     n, m = queries.shape[3], keys.shape[3]
-    outputs, totals = torch.empty_like(queries), torch.empty_like(queries[..., :1])
+    outputs, totals = queries.new_empty(*queries.shape[:4], values.shape[4]), torch.empty_like(queries[..., :1])
     for rows in shape.blocks(n, m):
         seen = shape.visible(n, m, rows, q.device)
         scores = torch.where(seen, shape.scores(queries[:, :, :, rows], keys), -torch.inf)
@@ -103,7 +103,7 @@ def attention(
     head_dim: int, batch: int, prefix: int, accumulate: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
 ) -> None:
     shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
-    if fused.usable(o, q, head_dim, window, softcap, positions):
+    if fused.usable(o, q, v, kv_heads, head_dim, window, softcap, positions):
         blocks = fused.parts(len(q) // batch, len(k) // batch, prefix, zigzag, chunks, member)
         outputs, totals = fused.forward(q, k, v, blocks, batch, heads, kv_heads)
         outputs, totals = shape.split(outputs, heads), shape.split(totals, heads)
@@ -125,7 +125,7 @@ def attention_grad(
     accumulate: bool, accumulate_q: bool, zigzag: int, window: int, chunks: int, member: int, softcap: float,
 ) -> None:
     shape = _Shape(heads, kv_heads, head_dim, batch, prefix, zigzag, window, chunks, member, softcap, positions)
-    if fused.usable(o, q, head_dim, window, softcap, positions):
+    if fused.usable(o, q, v, kv_heads, head_dim, window, softcap, positions):
         blocks = fused.parts(len(q) // batch, len(k) // batch, prefix, zigzag, chunks, member)
         grads = fused.backward(do, q, k, v, o, lse, blocks, batch, heads, kv_heads)
         for out, grad, add in zip((dq, dk, dv), grads, (accumulate_q, accumulate, accumulate)):
@@ -188,3 +188,16 @@ def attention_sink_grad(
     dsink: Tensor, do: Tensor, o: Tensor, lse: Tensor, sink: Tensor, *, heads: int, head_dim: int, accumulate: bool,
 ) -> None:
     store(dsink, -((sink.float() - lse).exp() * _per_head(do, o, heads)).sum(0), accumulate)
+
+
+@opcode
+def concat_heads(y: Tensor, shared: Tensor, x: Tensor, *, heads: int, head_dim: int) -> None:
+    own = x.view(len(x), heads, -1)
+    store(y, torch.cat([shared[:, None].expand(-1, heads, -1), own], 2).flatten(1))
+
+
+@opcode
+def concat_heads_grad(dshared: Tensor, dx: Tensor, dy: Tensor, *, heads: int, head_dim: int) -> None:
+    of_shared, own = dy.float().view(len(dy), heads, head_dim).split([dshared.shape[1], head_dim - dshared.shape[1]], 2)
+    store(dshared, of_shared.sum(1))
+    store(dx, own.flatten(1))

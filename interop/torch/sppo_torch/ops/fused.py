@@ -26,9 +26,11 @@ class Part(NamedTuple):
     causal: bool
 
 
-def usable(o: Tensor | None, q: Tensor, head_dim: int, window: int, softcap: float, positions: Tensor | None) -> bool:
+def usable(
+    o: Tensor | None, q: Tensor, v: Tensor, kv_heads: int, head_dim: int, window: int, softcap: float, positions: Tensor | None
+) -> bool:
     """Reports whether the kernels can compute an instruction. They round the output like the operands, and gradients need it."""
-    if not enabled or window or softcap or positions is not None or o is None or o.dtype != q.dtype:
+    if not enabled or window or softcap or positions is not None or o is None or o.dtype != q.dtype or v.shape[1] != kv_heads * head_dim:
         return False
     return not q.is_cuda or q.dtype == torch.bfloat16 and head_dim % 8 == 0 and head_dim <= 256
 
