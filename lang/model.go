@@ -352,6 +352,9 @@ func (m *Model) ropeProblems() (found []Problem) {
 	}
 	rotated := m.RopePartial * float64(m.HeadDim)
 	switch whole := math.Abs(rotated-math.Round(rotated)) < 1e-6; {
+	case m.RopeDim%2 != 0:
+		fail("model.qk_rope_head_dim", Indivisible, fmt.Sprintf("qk_rope_head_dim = %d", m.RopeDim+1),
+			"rotary positions need an even qk_rope_head_dim, not %d", m.RopeDim)
 	case m.RopePartial == 1 && m.HeadDim%2 != 0:
 		fail("model.head_dim model.heads model.hidden", Indivisible, fmt.Sprintf("head_dim = %d or %d", m.HeadDim-1, m.HeadDim+1),
 			"rotary positions need an even head_dim, not %d", m.HeadDim)

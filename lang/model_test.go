@@ -49,6 +49,7 @@ func TestModelsThatCannotBeBuilt(t *testing.T) {
 	for _, c := range []struct{ keys, want string }{
 		{"norm_place = post bias = [mlp]", "biases of attention's output and of the MLP are not supported with a norm after them"},
 		{"rope_partial = 0.3", "rope_partial = 0.3 of head_dim = 16 is 4.8, which is not an even number of elements"},
+		{strings.Replace(latentSizes, "rope_head_dim = 4", "rope_head_dim = 5", 1), "rotary positions need an even qk_rope_head_dim, not 5"},
 		{"head_dim = 15", "rotary positions need an even head_dim, not 15"},
 		{"rope_scaling = linear", "rope_scaling = linear needs rope_factor"},
 		{"rope_scaling = yarn rope_factor = 4", "rope_scaling = yarn needs rope_original"},
