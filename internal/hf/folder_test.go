@@ -58,7 +58,7 @@ type members = map[string]any
 
 func TestRefusedConfigs(t *testing.T) {
 	for want, text := range map[string][]byte{
-		`model_type = "mamba" is not supported; supported are ernie4_5,`: small(t, members{"model_type": "mamba"}),
+		`model_type = "mamba" is not supported; supported are deepseek_v2,`: small(t, members{"model_type": "mamba"}),
 		"model_type is missing":                                                    small(t, members{"model_type": nil}),
 		"is not a JSON object":                                                     []byte("null"),
 		"is not a JSON object: unexpected end":                                     []byte("{"),
