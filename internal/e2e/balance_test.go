@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sppo.dev/internal/meaning"
+	"sppo.dev/internal/train"
 	"sppo.dev/internal/vm/vmtest/naive"
 	"sppo.dev/ir"
 )
@@ -34,15 +35,7 @@ func TestExpertsAreBalanced(t *testing.T) {
 		c.Tuning = fmt.Sprintf("moe_router_bias_update_rate = %v", rate)
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
-			p := smallProgram(t, c, false)
-			if _, err := meaning.Prove(p); err != nil {
-				t.Fatal(err)
-			}
-			job := open(t, p, 1, nil)
-			if err := job.Init(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			model := naiveModel(t, p)
+			p, job, model := proved(t, c)
 			moved := false
 			for step := 1; step <= c.Steps; step++ {
 				before := doubles(tensors(t, p, job, ir.RoleWeight))
@@ -93,15 +86,7 @@ func TestJointLoss(t *testing.T) {
 		c.Family, c.Positions, c.KVHeads, c.Layers, c.Traits = "llama", "rope", 2, max(3, 2*c.PP), models["joint"]
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
-			p := smallProgram(t, c, false)
-			if _, err := meaning.Prove(p); err != nil {
-				t.Fatal(err)
-			}
-			job := open(t, p, 1, nil)
-			if err := job.Init(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			model := naiveModel(t, p)
+			p, job, model := proved(t, c)
 			_, want := naive.LossAndGrads(model, doubles(tensors(t, p, job, ir.RoleWeight)), tokensOf(t, p, 1))
 			if _, err := job.Step(t.Context()); err != nil {
 				t.Fatal(err)
@@ -110,4 +95,18 @@ func TestJointLoss(t *testing.T) {
 			checkGradients(t, c, "step 1", tensors(t, p, job, ir.RoleGrad), want, names, yardstick["f32"])
 		})
 	}
+}
+
+// proved compiles the small program of a case, proves what it means, and begins a run of it.
+func proved(t *testing.T, c Case) (*ir.Program, *train.Job, naive.Config) {
+	t.Helper()
+	p := smallProgram(t, c, false)
+	if _, err := meaning.Prove(p); err != nil {
+		t.Fatal(err)
+	}
+	job := open(t, p, 1, nil)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return p, job, naiveModel(t, p)
 }

@@ -539,16 +539,8 @@ const nearTie = 2e-6
 // chooses an expert, in all steps and in the validation.
 func (d *drawn) closestChoice(t *testing.T) float64 {
 	t.Helper()
-	_, p, err := compile(d.text, d.plain()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	job, closest := open(t, p, 1, nil), math.Inf(1)
-	if err := job.Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	raiseAdapters(t, p, job)
-	model := naiveModel(t, p)
+	p, job, model := d.plainRun(t)
+	closest := math.Inf(1)
 	model.Closest = &closest
 	for step := 1; step <= int(p.Run.Steps); step++ {
 		model.Step = int64(step)
@@ -565,6 +557,14 @@ func (d *drawn) closestChoice(t *testing.T) float64 {
 // firstStep returns the plain program of a draw, its naive model, and its weights before the first step.
 func (d *drawn) firstStep(t *testing.T) (*ir.Program, naive.Config, naive.Tensors) {
 	t.Helper()
+	p, job, model := d.plainRun(t)
+	model.Step = 1
+	return p, model, doubles(tensors(t, p, job, ir.RoleWeight))
+}
+
+// plainRun begins a run of the plain program of a draw.
+func (d *drawn) plainRun(t *testing.T) (*ir.Program, *train.Job, naive.Config) {
+	t.Helper()
 	_, p, err := compile(d.text, d.plain()...)
 	if err != nil {
 		t.Fatal(err)
@@ -574,9 +574,7 @@ func (d *drawn) firstStep(t *testing.T) (*ir.Program, naive.Config, naive.Tensor
 		t.Fatal(err)
 	}
 	raiseAdapters(t, p, job)
-	model := naiveModel(t, p)
-	model.Step = 1
-	return p, model, doubles(tensors(t, p, job, ir.RoleWeight))
+	return p, job, naiveModel(t, p)
 }
 
 // offBy returns the distance of a run's first gradient from the exact one, relative to the norm of the latter.

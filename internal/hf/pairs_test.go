@@ -23,27 +23,41 @@ func (placed) Read(_ string, row, col, rows, cols int64, out []float32) error {
 	return nil
 }
 
+// written is an adapter in a folder.
+type written struct {
+	program *ir.Program
+	model   *hf.Model
+	dir     string
+	file    *safetensors.Folder
+}
+
+// writeAdapter writes an adapter of a model, whose values are those of placed.
+func writeAdapter(t *testing.T, model string) written {
+	t.Helper()
+	w := written{program: compile(t, model, 1, readExpected(t, model), "train.adapter=lora(rank = 2, alpha = 4)"), dir: filepath.Join(t.TempDir(), "adapter")}
+	var err error
+	if w.model, err = hf.ReadModel(model); err != nil {
+		t.Fatal(err)
+	}
+	of := lang.Model(w.program.Model)
+	if err := w.model.WriteAdapter(t.Context(), w.dir, placed{}, w.program.Tensors, &of); err != nil {
+		t.Fatal(err)
+	}
+	if w.file, err = safetensors.OpenFile(filepath.Join(w.dir, hf.AdapterWeights)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.file.Close() })
+	return w
+}
+
 // The second matrices of adapters change the order of elements of heads as the matrices do that they adapt. Blocks that begin and end
 // inside a head have the same values as whole tensors.
 func TestAdaptersOfNeighbours(t *testing.T) {
 	const dim = 6
 	dir := filepath.Join("testdata", "models", "ernie-4.5")
-	program := compile(t, dir, 1, readExpected(t, dir), "train.adapter=lora(rank = 2, alpha = 4)")
-	model, err := hf.ReadModel(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, of := filepath.Join(t.TempDir(), "adapter"), lang.Model(program.Model)
-	if err := model.WriteAdapter(t.Context(), out, placed{}, program.Tensors, &of); err != nil {
-		t.Fatal(err)
-	}
-	f, err := safetensors.OpenFile(filepath.Join(out, hf.AdapterWeights))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
+	w := writeAdapter(t, dir)
 	for _, name := range []string{"q_proj", "k_proj", "v_proj"} {
-		x := f.Find("base_model.model.model.layers.1.self_attn." + name + ".lora_B.weight") // [out, rank]
+		x := w.file.Find("base_model.model.model.layers.1.self_attn." + name + ".lora_B.weight") // [out, rank]
 		values := make([]float32, x.Elements())
 		if _, err := x.Float32s(values, 0, nil); err != nil {
 			t.Fatal(err)
@@ -58,7 +72,7 @@ func TestAdaptersOfNeighbours(t *testing.T) {
 			}
 		}
 	}
-	sameAdapter(t, model, out, program)
+	sameAdapter(t, w.model, w.dir, w.program)
 }
 
 // sameAdapter checks that the second matrices of an adapter of placed have the same values once it is read.
@@ -94,25 +108,13 @@ func TestFusedAdapters(t *testing.T) {
 		"qwen3-next": "linear_attn.in_proj_qkvz", "qwen3.5": "self_attn.q_proj", "nemotron-h": "mixer.in_proj",
 	} {
 		dir := filepath.Join("testdata", "models", fixture)
-		program := compile(t, dir, 1, readExpected(t, dir), "train.adapter=lora(rank = 2, alpha = 4)")
-		model, err := hf.ReadModel(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, of := filepath.Join(t.TempDir(), "adapter"), lang.Model(program.Model)
-		if err := model.WriteAdapter(t.Context(), out, placed{}, program.Tensors, &of); err != nil {
-			t.Fatal(err)
-		}
-		folder, err := safetensors.OpenFile(filepath.Join(out, hf.AdapterWeights))
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := writeAdapter(t, dir)
 		whole, err := safetensors.Open(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		found := false
-		for _, b := range folder.Tensors() {
+		for _, b := range w.file.Tensors() {
 			name, isB := strings.CutSuffix(strings.TrimPrefix(b.Name, "base_model.model."), ".lora_B.weight")
 			if own, ok := strings.CutPrefix(name, "model."); ok && fixture == "nemotron-h" {
 				name = "backbone." + own
@@ -125,9 +127,8 @@ func TestFusedAdapters(t *testing.T) {
 		if !found {
 			t.Errorf("%s: the adapter has no %s", fixture, fused)
 		}
-		folder.Close()
 		whole.Close()
-		sameAdapter(t, model, out, program)
+		sameAdapter(t, w.model, w.dir, w.program)
 	}
 }
 
@@ -135,22 +136,10 @@ func TestFusedAdapters(t *testing.T) {
 func TestAdaptersOfLatents(t *testing.T) {
 	for _, name := range []string{"deepseek-v3", "deepseek-v3-plain", "deepseek-v3-halves"} {
 		dir := filepath.Join("testdata", "models", name)
-		program := compile(t, dir, 1, readExpected(t, dir), "train.adapter=lora(rank = 2, alpha = 4)")
-		model, err := hf.ReadModel(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, of := filepath.Join(t.TempDir(), "adapter"), lang.Model(program.Model)
-		if err := model.WriteAdapter(t.Context(), out, placed{}, program.Tensors, &of); err != nil {
-			t.Fatal(err)
-		}
-		f, err := safetensors.OpenFile(filepath.Join(out, hf.AdapterWeights))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
+		adapter := writeAdapter(t, dir)
+		of := lang.Model(adapter.program.Model)
 		rows := func(module string) (list []int) {
-			x := f.Find("base_model.model.model.layers.1.self_attn." + module + ".lora_B.weight") // [out, rank]
+			x := adapter.file.Find("base_model.model.model.layers.1.self_attn." + module + ".lora_B.weight") // [out, rank]
 			values := make([]float32, x.Elements())
 			if _, err := x.Float32s(values, 0, nil); err != nil {
 				t.Fatal(err)
@@ -194,12 +183,12 @@ func TestAdaptersOfLatents(t *testing.T) {
 				t.Errorf("%s: the rows of %s are %v, want %v", name, module, got, want)
 			}
 		}
-		w, err := model.OpenAdapter(out, program.Tensors, &of)
+		w, err := adapter.model.OpenAdapter(adapter.dir, adapter.program.Tensors, &of)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer w.Close()
-		for _, tensor := range program.Tensors {
+		for _, tensor := range adapter.program.Tensors {
 			if !hf.IsAdapter(tensor.Name) {
 				continue
 			}
