@@ -71,15 +71,18 @@ func (m *Model) FormOf(layer int) Form {
 	return f
 }
 
-// attends reports whether layers of the form have keys and values.
-func (f Form) attends() bool { return f.Mixer == MixerAttention || f.Mixer == MixerLatent }
+// Attends reports whether layers of the form have keys and values.
+func (f Form) Attends() bool { return f.Mixer == MixerAttention || f.Mixer == MixerLatent }
+
+// latents reports whether any layer has latent attention.
+func (m *Model) latents() bool { return slices.Contains(m.Mixers, MixerLatent) }
 
 // latentDefault is how the defaults of keys of latent attention follow from other keys.
 const latentDefault = "none; needed with layers of type latent"
 
 // latentProblems lists the errors in the keys of latent attention.
 func (m *Model) latentProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
-	latent := slices.Contains(m.Mixers, MixerLatent)
+	latent := m.latents()
 	for _, k := range []struct {
 		name string
 		n    int
@@ -157,24 +160,18 @@ func (m *Model) linearProblems(fail func(keys string, code Code, hint, format st
 	}
 }
 
-// AttentionLayers returns the number of layers with attention.
-func (m *Model) AttentionLayers() (n int) {
+// AttentionLayers returns the number of layers with attention, and of those whose window is not shorter than the sequence.
+func (m *Model) AttentionLayers(sequence int64) (all, full int) {
 	for layer := range m.Layers {
-		if m.FormOf(layer).attends() {
-			n++
+		if !m.FormOf(layer).Attends() {
+			continue
+		}
+		all++
+		if w := m.WindowOf(layer); w == 0 || w >= sequence {
+			full++
 		}
 	}
-	return n
-}
-
-// FullLayers returns the number of layers whose attention has no window that is shorter than the sequence.
-func (m *Model) FullLayers(sequence int64) (n int) {
-	for layer := range m.Layers {
-		if w := m.WindowOf(layer); m.FormOf(layer).attends() && (w == 0 || w >= sequence) {
-			n++
-		}
-	}
-	return n
+	return all, full
 }
 
 // setFFN sets the width of every MLP, or a pattern of widths, of which FFN is the largest.
@@ -248,7 +245,7 @@ func (m *Model) formProblems(fail func(keys string, code Code, hint, format stri
 	if len(m.FFNs) > 0 && (slices.Min(m.FFNs) < 0 || slices.Max(m.FFNs) != m.FFN) || m.FFN == 0 {
 		fail("model.ffn", OutOfRange, "", "ffn = %d must be the largest width of an MLP, and above 0; the widths are %v", m.FFN, m.FFNs)
 	}
-	if m.AttentionLayers() == 0 {
+	if all, _ := m.AttentionLayers(0); all == 0 {
 		fail("model.layer_types", Conflict, "layer_types = [full, none], for example", "no layer has attention")
 	}
 	for layer := range m.Layers {

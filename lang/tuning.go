@@ -161,7 +161,7 @@ func (m *Model) weightsOf(target string) []string {
 // other models.
 func (m *Model) latentWeightsOf(target string) (weights []string, ofLatent bool) {
 	own := map[string][]string{"q_a_proj": {"wq_a"}, "q_b_proj": {"wq"}, "kv_a_proj_with_mqa": {"wkv", "wk_rope"}, "kv_b_proj": {"wk", "wv"}}
-	if !slices.Contains(m.Mixers, MixerLatent) {
+	if !m.latents() {
 		return nil, own[target] != nil
 	}
 	switch target {

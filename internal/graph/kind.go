@@ -91,10 +91,7 @@ func (g *Model) FullKind() int { return slices.IndexFunc(g.kinds, kind.full) }
 // Full reports whether a layer has attention without a window.
 func (g *Model) Full(layer int) bool { return g.kindOf(layer).full() }
 
-// attends reports whether layers of a form have keys and values.
-func attends(f lang.Form) bool { return f.Mixer == lang.MixerAttention || f.Mixer == lang.MixerLatent }
-
-func (k kind) full() bool { return k.window == 0 && attends(k.role.form.Form) }
+func (k kind) full() bool { return k.window == 0 && k.role.form.Attends() }
 
 // Mean returns the mean, over all layers, of a value that depends only on the layer's kind.
 func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
@@ -122,7 +119,7 @@ func (g *Model) OfLayer(s Size, layer int) Size {
 
 // windowOf returns the window of a layer's attention, or 0 if there is none or it covers the sequence.
 func (g *Model) windowOf(layer int) int64 {
-	if w := g.WindowOf(layer); w < g.sequence && attends(g.FormOf(layer)) {
+	if w := g.WindowOf(layer); w < g.sequence && g.FormOf(layer).Attends() {
 		return w
 	}
 	return 0

@@ -355,4 +355,4 @@ func (b *builder) like(v int, name string) Value {
 }
 
 // scans reports whether layers of the form have linear attention.
-func (f *form) scans() bool { return !attends(f.Form) && f.Mixer != lang.MixerNone }
+func (f *form) scans() bool { return !f.Attends() && f.Mixer != lang.MixerNone }

@@ -238,7 +238,7 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	for layer := range m.Layers {
 		kind := fullAttention
 		switch {
-		case m.FormOf(layer).Mixer != lang.MixerAttention && m.FormOf(layer).Mixer != lang.MixerNone:
+		case !m.FormOf(layer).Attends() && m.FormOf(layer).Mixer != lang.MixerNone:
 			kind = linearAttention
 		case m.WindowOf(layer) > 0:
 			kind = slidingAttention

@@ -11,7 +11,6 @@ import (
 	"sppo.dev/internal/train"
 	"sppo.dev/internal/vm/sim"
 	"sppo.dev/ir"
-	"sppo.dev/lang"
 )
 
 // mostSimulated is the largest number of ranks for which the figures of a report are simulated. With more
@@ -67,7 +66,7 @@ func (j *Job) estimateDocuments() error {
 	run, par := &j.Program.Run, &j.Plan.Parallel
 	var windows []int64 // of the layers with attention
 	for layer := range j.Plan.Model.Layers {
-		if mixer := j.Plan.Model.FormOf(layer).Mixer; mixer == lang.MixerAttention || mixer == lang.MixerLatent {
+		if j.Plan.Model.FormOf(layer).Attends() {
 			windows = append(windows, j.Plan.Model.WindowOf(layer))
 		}
 	}

@@ -133,7 +133,7 @@ func Problems(p *plan.Plan) []plan.Problem {
 			"mux needs at least as many subsequences as stages, but there are %d for %d stages", n, par.PP)}
 	}
 	left, right := wantsShared(p)
-	if right && p.Model.FullLayers(p.Train.Sequence) == 0 {
+	if _, full := p.Model.AttentionLayers(p.Train.Sequence); right && full == 0 {
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = left or off", "mux = %s shares attention "+
 			"over all earlier tokens, but every layer has a window", p.Schedule.Mux)}
 	}

@@ -15,7 +15,8 @@ func (p *Plan) Split() graph.Split {
 	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Ring: p.Parallel.Ring, Spread: p.Parallel.ExpertParallel, Whole: p.Subsequences.N == 1, Stream: stream}
 	data := p.Train.Data.Options
 	split.Documents, split.Masked = data.Packs(), data.Marked()
-	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Streams() || p.Model.FullLayers(p.Train.Sequence) < p.Model.AttentionLayers())
+	all, full := p.Model.AttentionLayers(p.Train.Sequence)
+	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Streams() || full < all)
 	return split
 }
 

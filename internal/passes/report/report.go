@@ -332,7 +332,7 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 			line("documents", words)
 		}
 		if p.ExpertsS > 0 {
-			line("experts", fmt.Sprintf("%s of the step are for equal loads; if a rank's experts have more rows than the mean, they take longer in proportion", p.ExpertsS))
+			line("experts", fmt.Sprintf("%s of the step assume equal loads; a rank whose experts have more rows than the mean takes longer in proportion", p.ExpertsS))
 		}
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages are idle for %.1f%% of the pipeline's time", 100*max(0, t.BubbleRatio), 100*max(0, t.IdleShare)))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))

@@ -430,11 +430,7 @@ func solveExperts(p *plan.Plan) {
 // expertProblems returns a problem if the ranks of a stage cannot have equally many experts.
 func expertProblems(p *plan.Plan) []plan.Problem {
 	n, ranks := p.Model.Experts, p.Split().ExpertRanks()
-	switch {
-	case !p.Parallel.ExpertParallel:
-	case n == 0:
-		return []plan.Problem{plan.Fault("schedule.expert_parallel", lang.Conflict, "expert_parallel = off", "the model has no experts")}
-	case n%ranks != 0:
+	if p.Parallel.ExpertParallel && n%ranks != 0 {
 		return []plan.Problem{plan.Fault("schedule.expert_parallel", lang.Indivisible, "expert_parallel = off, or another sp", "%d experts cannot be divided evenly among %s", n, words.Plural(ranks, "rank"))}
 	}
 	return nil

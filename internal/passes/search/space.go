@@ -526,9 +526,10 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 	}
 	var out []string
 	whole, _ := plan.Indivisible(&sp.model)
+	_, full := sp.model.AttentionLayers(sp.train.Sequence)
 	for _, mux := range []string{"off", "left", "right", "on"} {
 		left, right := mux == "left" || mux == "on", mux == "right" || mux == "on"
-		if !(left && whole != "" || right && sp.model.FullLayers(sp.train.Sequence) == 0) {
+		if !(left && whole != "" || right && full == 0) {
 			out = append(out, mux)
 		}
 	}
