@@ -502,7 +502,7 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 // checkClose checks E3. Some drawn models amplify rounding, such as deep ones that do not normalise the
 // residual. Where the two programs differ by more than the tolerance, both are compared with the exact
 // gradient. The drawn program's error may be up to three times the plain program's, so the two may differ by up
-// to four times the plain program's error.
+// to four times the plain program's error. Where the rounding of bf16 makes the plain program useless, the same draw is compared in f32.
 func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 	t.Helper()
 	const times = 3
@@ -524,7 +524,14 @@ func (d *drawn) checkClose(t *testing.T, got, plain *Result) {
 		if !(ours <= max(tol.global, times*theirs)) {
 			t.Errorf("E3: the gradient is off by %.2g of the exact one's norm, and the plain program's by %.2g", ours, theirs)
 		}
-		factor := min(max((times+1)*theirs/tol.global, 1), most)
+		factor := (times + 1) * theirs / tol.global
+		if factor > most && d.model.DType == "bf16" { // the model amplifies the rounding of bf16 so much that only f32 can tell
+			t.Logf("with bf16, the plain program is off by %.2g of the exact gradient's norm; programs with f32 are compared", theirs)
+			exact := d.inF32()
+			exact.checkClose(t, exact.run(t, exact.drawn()), exact.run(t, exact.plain()))
+			return
+		}
+		factor = min(max(factor, 1), most)
 		problems = notClose(d.model, got, plain, tolerance{tol.loss * factor, tol.global * factor, tol.tensor * factor})
 	}
 	for _, problem := range problems {
