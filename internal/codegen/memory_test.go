@@ -87,6 +87,7 @@ func TestFootprintIsExact(t *testing.T) {
 		"cluster.gpus_per_node=7 train.batch=7 schedule.dp=7 schedule.pp=1 schedule.sp=1 schedule.zero=0 model.ffn=129 train.grad_reduce=bf16", "cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.zero=1 model.dtype=bf16 train.grad_reduce=bf16",
 		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 train.grad_reduce=bf16",
 		"cluster.gpus_per_node=6 train.batch=3 schedule.dp=3 schedule.pp=1 schedule.sp_mode=ulysses schedule.zero=1 train.optimizer=muon(lr=1e-3) train.grad_reduce=bf16",
+		"model.layers=4 schedule.virtual_stages=2 schedule.zero=3 schedule.sp=1 schedule.dp=2 schedule.subsequences=1 schedule.recompute=keep_attention train.freeze=[embeddings,attention,mlp,norms] model.hidden=128 model.heads=4",
 		"model.ffn=[128,0,64] model.layer_types=[full,full,none] model.layers=6",
 		"model.ffn=[128,0,64] model.layer_types=[none,full,full] model.layers=6 schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=1 schedule.order=layer schedule.offload=full") {
 		plan := planOf(t, "../../examples/tiny.sppo", set...)

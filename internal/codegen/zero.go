@@ -274,10 +274,12 @@ func (s *lowering) gatherAll(list []gathering) (read []uint32) {
 		})
 	}
 	for i := range list {
-		if g := &list[i]; g.p.cut.SP > 1 {
-			s.op(ir.AllGather, s.paramStream(), []ir.View{whole(g), parts[i]}, ir.Int(g.p.holders()))
+		g, last := &list[i], list[i].slice
+		if g.p.cut.SP > 1 {
+			last = parts[i]
+			s.op(ir.AllGather, s.paramStream(), []ir.View{whole(g), last}, ir.Int(g.p.holders()))
 		}
-		read = append(read, parts[i].Buffer)
+		read = append(read, last.Buffer)
 	}
 	return read
 }
