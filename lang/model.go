@@ -61,6 +61,8 @@ var Families = []Family{
 		"norm_eps": "1e-6", "scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
 	{"mistral4", "Mistral 4", map[string]string{"layer_types": "latent", "kv_lora_rank": "256", "qk_nope_head_dim": "64", "qk_rope_head_dim": "64", "v_head_dim": "128",
 		"norm_eps": "1e-6"}},
+	{"kimi_linear", "Kimi Linear; `layer_types` says which layers have Kimi delta attention, and which latent attention", map[string]string{
+		"positions": "none", "scoring_func": "sigmoid", "e_score_correction_bias": "true"}},
 	{"gpt_oss", "gpt-oss", map[string]string{"bias": "[qkv, attn_out, router, experts]", "head_dim": "64", "attn_sinks": "true", "activation": "clamped_silu",
 		"scoring_func": "softmax_topk", "rope_theta": "150000", "rope_scaling": "yarn", "rope_factor": "32", "rope_original": "4K", "rope_truncate": "false",
 		"window": "128", "layer_types": "[sliding, full]"}},

@@ -43,6 +43,7 @@ UNDRAWN = {  # they have fixtures
     "qwen3_next": hub.Qwen3NextConfig, "qwen3_5_text": hub.Qwen3_5TextConfig, "qwen3_5_moe_text": hub.Qwen3_5MoeTextConfig, "qwen3_5": hub.Qwen3_5Config,
     "qwen3_5_moe": hub.Qwen3_5MoeConfig, "nemotron_h": hub.NemotronHConfig,
     "deepseek_v2": hub.DeepseekV2Config, "deepseek_v3": hub.DeepseekV3Config, "mistral4": hub.Mistral4Config,
+    "kimi_linear": hub.KimiLinearConfig,
 }
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 OUTER = {
@@ -289,11 +290,11 @@ def shrunk(c):
     c.pop("quantization_config", None)  # with it, transformers loads models only if the package accelerate is installed
     if t["model_type"] == "gpt2":
         return t | dict(vocab_size=37, n_embd=16, n_layer=2, n_head=2, n_positions=32)
-    layers, default = min(t["num_hidden_layers"], 7), CLASSES[t["model_type"]]()
+    layers, default = min(t["num_hidden_layers"], 7), (CLASSES | UNDRAWN)[t["model_type"]]()
     heads, kv = (t.get(key, getattr(default, key)) for key in ("num_attention_heads", "num_key_value_heads"))
     t |= dict(hidden_size=2 * (t["hidden_size"] // heads), intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
               num_key_value_heads=1 if kv not in (None, heads) else 2, vocab_size=37, pad_token_id=None)
-    for key, size in (("moe_intermediate_size", 8), ("num_experts", 8), ("num_experts_per_tok", 2)):
+    for key, size in (("moe_intermediate_size", 8), ("num_experts", 8), ("num_experts_per_tok", 2), ("num_experts_per_token", 2)):
         if key in t:
             t[key] = size
     for key in ("layer_types", "no_rope_layers"):
@@ -301,6 +302,8 @@ def shrunk(c):
             t[key] = t[key][:layers]
     if t.get("sliding_window"):
         t["sliding_window"] = 5
+    if "linear_attn_config" in t:
+        t["linear_attn_config"] |= dict(num_heads=2) | {key: [layer for layer in t["linear_attn_config"][key] if layer <= layers] for key in ("kda_layers", "full_attn_layers")}
     return c | OUTER.get(c["model_type"], {})
 
 

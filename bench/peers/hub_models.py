@@ -45,6 +45,9 @@ MAMBA = dict({key: value for key, value in SMALL.items() if key != "num_hidden_l
 LATENT = dict(SMALL, num_key_value_heads=2, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=4, num_experts_per_tok=2,
               moe_intermediate_size=6, n_shared_experts=1, first_k_dense_replace=1)
 
+KIMI = dict({key: value for key, value in LATENT.items() if key not in ("n_routed_experts", "first_k_dense_replace")}, q_lora_rank=None, num_local_experts=4, num_hidden_layers=4,
+            linear_num_heads=2, linear_head_dim=6, linear_conv_kernel_dim=3, rms_norm_eps=0.02)
+
 VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
 # Name, class, config, type of the stored weights, bytes of a shard. The index of a row is its seed, so add rows at the end. There is no
@@ -194,6 +197,13 @@ MODELS = [
     ("mistral4-vision", hub.Mistral3Config, dict(
         image_token_index=10, spatial_merge_size=1, vision_config=dict(VISION, model_type="pixtral", head_dim=4),
         text_config=dict(LATENT, model_type="mistral4", rope_parameters=dict(GROWN, mscale=1.0, mscale_all_dim=1.0))), "bfloat16", None),
+    ("kimi-linear", hub.KimiLinearConfig, dict(KIMI, layer_types=[GATED] * 3 + [FULL]), "bfloat16", None),
+    ("kimi-linear-groups", hub.KimiLinearConfig, dict(KIMI, layer_types=[FULL, GATED, GATED, GATED], n_group=2, topk_group=1, norm_topk_prob=False, n_shared_experts=2, q_lora_rank=7,
+                                                     qk_nope_head_dim=3, v_head_dim=6, tie_word_embeddings=True), "float32", None),
+    ("kimi-linear-odd", hub.KimiLinearConfig, dict(KIMI, hidden_size=12, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=3, layer_types=[GATED, FULL, GATED],
+                                                  linear_num_heads=4, linear_head_dim=5, linear_conv_kernel_dim=4, num_experts_per_tok=1, qk_rope_head_dim=3, vocab_size=41,
+                                                  mlp_layer_types=["dense", "sparse", "dense"], routed_scaling_factor=1.0), "bfloat16", "3KB"),
+    ("kimi-linear-fused", hub.KimiLinearConfig, dict(KIMI, layer_types=[GATED, GATED, FULL, GATED], kv_lora_rank=5, first_k_dense_replace=2), "float32", None),
 ]
 
 
@@ -264,6 +274,20 @@ def packed(folder):
     return results
 
 
+def published(folder):
+    """Gives the config and the tensors of a folder of Kimi Linear the names that they have in published ones, which transformers reads but does not write."""
+    file, config = folder / "model.safetensors", folder / "config.json"
+    save_file({name.replace("block_sparse_moe", "mlp") if name.startswith("model.layers.0.") else name: values for name, values in load_file(file).items()}, file, {"format": "pt"})
+    settings = json.loads(config.read_text())
+    types, sizes = settings.pop("layer_types"), {ours: settings.pop(name) for ours, name in (
+        ("num_heads", "linear_num_heads"), ("head_dim", "linear_head_dim"), ("short_conv_kernel_size", "linear_conv_kernel_dim"))}
+    del settings["mlp_layer_types"]
+    layers = lambda kind: [i + 1 for i, name in enumerate(types) if name == kind]
+    settings |= dict(linear_attn_config=dict(sizes, kda_layers=layers(GATED), full_attn_layers=layers(FULL)), first_k_dense_replace=1, moe_layer_freq=1, mla_use_nope=True,
+                     moe_router_activation_func="sigmoid", num_nextn_predict_layers=0, use_grouped_topk=True, rope_theta=10000.0, rope_scaling=None)
+    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
 def main(out, *names):
     for seed, (name, config, arguments, dtype, shard) in enumerate(MODELS):
         if names and name not in names:
@@ -277,6 +301,8 @@ def main(out, *names):
         (folder / "generation_config.json").unlink(missing_ok=True)
         if name in ("qwen3-next", "qwen3.5-vision"):  # as in published folders, which have tensors for multi-token prediction
             save_file(load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.randn(8, 16).bfloat16()}, folder / "model.safetensors", {"format": "pt"})
+        if name == "kimi-linear":
+            published(folder)
         (folder / "expected.json").write_text(json.dumps((packed if name.endswith("mxfp4") else expected)(folder)) + "\n")
         print(name)
 

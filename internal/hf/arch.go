@@ -47,6 +47,7 @@ const (
 	deepseek2  = "deepseek_v2"
 	deepseek3  = "deepseek_v3"
 	mistral4   = "mistral4"
+	kimiLinear = "kimi_linear"
 )
 
 var architectures = []architecture{
@@ -79,6 +80,7 @@ var architectures = []architecture{
 	{modelType: deepseek3, class: "DeepseekV3ForCausalLM", family: deepseek3, keys: deepseek3Keys, theta: usualTheta, read: (*Model).deepseek3, names: deepseekNames},
 	{modelType: mistral4, class: "Mistral4ForCausalLM", family: mistral4, keys: mistral4Keys, theta: usualTheta, read: (*Model).mistral4, names: deepseekNames,
 		outer: "mistral3", outerKeys: mistral3Keys},
+	{modelType: kimiLinear, class: "KimiLinearForCausalLM", family: kimiLinear, keys: kimiKeys, read: (*Model).kimiLinear, names: kimiNames},
 	{modelType: "gpt_oss", class: "GptOssForCausalLM", family: "gpt_oss", keys: ossKeys, theta: 150000, read: (*Model).gptOss, names: ossNames},
 	{modelType: "minimax_m2", class: "MiniMaxM2ForCausalLM", family: "minimax_m2", keys: minimaxKeys, theta: 5e6, partial: true, read: (*Model).minimax, names: mixtralNames},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", keys: smollm3Keys, theta: 2e6, read: (*Model).smollm, names: llamaNames},
@@ -409,19 +411,17 @@ func (m *Model) sliding(c *config, usual func(layer int64) bool) {
 	}
 }
 
-// expertAliases lists names under which transformers also accepts a key of experts.
-var expertAliases = []struct{ other, name string }{
+// alias is a name under which transformers also accepts a key.
+type alias struct{ other, name string }
+
+// expertAliases lists other names of keys of experts.
+var expertAliases = []alias{
 	{"num_local_experts", "num_experts"}, {"num_experts", "num_local_experts"}, {"num_local_experts", "n_routed_experts"}, {"num_nextn_predict_layers", "num_mtp_layers"},
 }
 
 // sparse reads the number and the width of experts, under the given names.
 func (m *Model) sparse(c *config, number, width string) {
-	for _, a := range expertAliases {
-		if v, there := c.members[a.other]; there && c.row(a.other) == nil && c.row(a.name) != nil {
-			c.members[a.name] = v
-			c.skip(a.other)
-		}
-	}
+	c.rename(expertAliases)
 	m.setCount("num_experts", c.count(number), number)
 	m.setCount("num_experts_per_tok", c.count("num_experts_per_tok"), "num_experts_per_tok")
 	m.setCount("moe_intermediate_size", c.count(width), width)
@@ -477,7 +477,7 @@ func (m *Model) qwen35(c *config) {
 		words = append(words, map[bool]string{true: "full", false: lang.MixerGatedDelta}[(i+1)%every == 0])
 	}
 	if c.has("layer_types") {
-		words = m.linearTypes(c)
+		words = m.linearTypes(c, "full", lang.MixerGatedDelta)
 	}
 	m.setList("layer_types", period(words), from)
 	for _, name := range []string{"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"} {
@@ -487,14 +487,14 @@ func (m *Model) qwen35(c *config) {
 	}
 }
 
-// linearTypes returns layer_types of a model with linear attention in words of the language.
-func (m *Model) linearTypes(c *config) (words []string) {
+// linearTypes returns layer_types of a model with linear attention in the given words of the language.
+func (m *Model) linearTypes(c *config, full, linear string) (words []string) {
 	types := c.words("layer_types")
 	if layers := m.value("layers"); *c.err == nil && strconv.Itoa(len(types)) != layers {
 		c.failf("layer_types", "has %d entries for %s layers", len(types), layers)
 	}
 	for _, t := range types {
-		word, ok := map[string]string{fullAttention: "full", linearAttention: lang.MixerGatedDelta}[t]
+		word, ok := map[string]string{fullAttention: full, linearAttention: linear}[t]
 		if !ok {
 			c.failf("layer_types", "has %q, which is not supported; use %s or %s", t, fullAttention, linearAttention)
 		}
@@ -613,16 +613,19 @@ func (m *Model) nemotronH(c *config) {
 func (m *Model) sigmoidRouter(c *config) {
 	m.set("scoring_func", lang.ScoringSigmoid, "model_type")
 	m.set("e_score_correction_bias", "true", "model_type")
-	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
 	m.setNumber("routed_scaling_factor", c.positive("routed_scaling_factor"), "routed_scaling_factor")
-	m.setCount("n_group", c.count("n_group"), "n_group")
-	m.setCount("topk_group", c.count("topk_group"), "topk_group")
+	m.groupedExperts(c)
 }
 
 // sharedExpert reads the width of an expert that all tokens use, which has a gate.
 func (m *Model) sharedExpert(c *config) {
 	m.setCount("shared_expert_intermediate_size", c.count("shared_expert_intermediate_size"), "shared_expert_intermediate_size")
 	m.set("shared_expert_gate", "true", "model_type")
+}
+
+// sharedExperts reads the width of the experts that all tokens use, which are one.
+func (m *Model) sharedExperts(c *config) {
+	m.setCount("shared_expert_intermediate_size", c.count("n_shared_experts")*c.count("moe_intermediate_size"), "n_shared_experts * moe_intermediate_size")
 }
 
 // mixtral reads the config of Mixtral, in which every layer has experts.
@@ -699,20 +702,19 @@ func (m *Model) glmMoE(c *config) {
 		c.failf("num_hidden_layers", "= %d is not supported with first_k_dense_replace = %d: no layer has experts", layers, dense)
 	}
 	m.setCount("first_k_dense_replace", dense, "first_k_dense_replace")
-	m.setCount("shared_expert_intermediate_size", c.count("n_shared_experts")*c.count("moe_intermediate_size"), "n_shared_experts * moe_intermediate_size")
+	m.sharedExperts(c)
 	m.set("qk_norm", map[bool]string{true: lang.QKNormHead, false: lang.QKNormNone}[c.truth("use_qk_norm")], "use_qk_norm")
 	if n := get[int64](c, "num_mtp_layers", "a whole number"); n > 0 {
 		m.notice("num_nextn_predict_layers = %d: the layers for multi-token prediction are not trained", n)
 	}
 }
 
-// latent reads what the configs of models with latent attention have in common.
-func (m *Model) latent(c *config) {
+// latentSizes reads the sizes of latent attention, and what other layers of models that have it share.
+func (m *Model) latentSizes(c *config) {
 	m.decoder(c)
 	m.drop("head_dim") // in some classes, that of rotated elements
 	c.skip("head_dim", "qk_head_dim")
 	m.activation(c, "hidden_act")
-	m.set("layer_types", lang.MixerLatent, "model_type")
 	for _, name := range []string{"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"} {
 		m.setCount(name, c.count(name), name)
 	}
@@ -721,15 +723,21 @@ func (m *Model) latent(c *config) {
 	} else {
 		c.skip("q_lora_rank")
 		other := *m.arch
-		other.names = deepseekWholeNames
+		other.names.tensors = merged(other.names.tensors, wholeQueries)
 		m.arch = &other
 	}
 	if c.truth("attention_bias") {
 		c.failf("attention_bias", "= true is not supported with latent attention")
 	}
-	m.rotary(c)
 	m.drop("bias")
 	m.setList("bias", nil, "attention_bias")
+}
+
+// latent reads what the configs of DeepSeek and Mistral 4 have in common.
+func (m *Model) latent(c *config) {
+	m.latentSizes(c)
+	m.set("layer_types", lang.MixerLatent, "model_type")
+	m.rotary(c)
 	m.attentionScale(c)
 	if row := c.row("rope_interleave"); row != nil {
 		m.halves = !c.has("rope_interleave") || !c.truth("rope_interleave")
@@ -745,7 +753,7 @@ func (m *Model) latent(c *config) {
 		c.failf("num_hidden_layers", "= %d is not supported with first_k_dense_replace = %d: no layer has experts", layers, dense)
 	}
 	m.setCount("first_k_dense_replace", dense, "first_k_dense_replace")
-	m.setCount("shared_expert_intermediate_size", c.count("n_shared_experts")*c.count("moe_intermediate_size"), "n_shared_experts * moe_intermediate_size")
+	m.sharedExperts(c)
 }
 
 // attentionScale sets the factor of the scores of latent attention, which yarn changes. The class computes it from the members that
@@ -806,6 +814,90 @@ func (m *Model) mistral4(c *config) {
 	}
 	m.growing(c)
 	m.groupedExperts(c)
+}
+
+// kimiAliases lists the names that keys have in published configs of Kimi Linear.
+var kimiAliases = []alias{
+	{"model_max_length", "max_position_embeddings"}, {"moe_renormalize", "norm_topk_prob"}, {"num_expert_group", "n_group"}, {"num_experts", "num_local_experts"},
+	{"num_experts_per_token", "num_experts_per_tok"}, {"num_shared_experts", "n_shared_experts"},
+}
+
+// kimiLinear reads the config of Kimi Linear. An object linear_attn_config, as in published configs, has other names for the sizes of
+// linear attention, and lists layers by numbers from 1 where there is no layer_types. The class has no rotation, whatever the config says of it.
+func (m *Model) kimiLinear(c *config) {
+	c.rename(kimiAliases)
+	m.latentSizes(c)
+	m.halves = true // no pairs
+	if m.value("tied") == "true" {
+		c.failf("tie_word_embeddings", "= true is not supported with model_type = %s: transformers ignores it", kimiLinear)
+	}
+	if name := c.word("hidden_act"); activations[name] != "silu" {
+		c.failf("hidden_act", "= %q is not supported with linear attention; use silu", name)
+	}
+	o := c.objectOrEmpty("linear_attn_config")
+	types, from := m.kimiTypes(c, o)
+	m.setList("layer_types", period(types), from)
+	for _, k := range []struct {
+		own, name string
+		ours      []string
+	}{
+		{"num_heads", "linear_num_heads", []string{"linear_num_key_heads", "linear_num_value_heads"}},
+		{"head_dim", "linear_head_dim", []string{"linear_key_head_dim", "linear_value_head_dim"}},
+		{"short_conv_kernel_size", "linear_conv_kernel_dim", []string{"linear_conv_kernel_dim"}},
+	} {
+		n, from := c.count(k.name), k.name
+		if o.has(k.own) {
+			n, from = o.count(k.own), o.prefix+k.own
+		}
+		for _, ours := range k.ours {
+			if slices.Contains(types, lang.MixerKimiDelta) {
+				m.setCount(ours, n, from)
+			}
+		}
+	}
+	m.sparse(c, "num_local_experts", "moe_intermediate_size")
+	m.sigmoidRouter(c)
+	m.sharedExperts(c)
+	if dense, name := int64(1), "first_k_dense_replace"; c.has("mlp_layer_types") {
+		m.setList("mlp_layer_types", period(c.words("mlp_layer_types")), "mlp_layer_types")
+		c.skip(name)
+	} else {
+		if c.present(name) {
+			dense = get[int64](c, name, "a whole number")
+		}
+		m.setCount(name, dense, name)
+	}
+}
+
+// kimiTypes returns the types of the layers of Kimi Linear, in words of the language. Without any list, the class has its own pattern.
+func (m *Model) kimiTypes(c, o *config) (types []string, from string) {
+	const full, linear = "full_attn_layers", "kda_layers"
+	layers := layersOf(c)
+	if c.has("layer_types") {
+		c.skip("layer_types")
+		o.skip(full, linear)
+		return m.linearTypes(c, lang.MixerLatent, lang.MixerKimiDelta), "layer_types"
+	}
+	types = make([]string, layers)
+	if !o.has(full) || !o.has(linear) {
+		for i := range types {
+			types[i] = map[bool]string{true: lang.MixerLatent, false: lang.MixerKimiDelta}[i > 0 && i%4 == 0]
+		}
+		return types, "model_type"
+	}
+	for _, list := range []struct{ name, word string }{{full, lang.MixerLatent}, {linear, lang.MixerKimiDelta}} {
+		for _, number := range get[[]int64](o, list.name, "a list of whole numbers") {
+			if number < 1 || number > layers {
+				o.failf(list.name, "has layer %d of %d layers", number, layers)
+				return nil, ""
+			}
+			types[number-1] = list.word
+		}
+	}
+	if i := slices.Index(types, ""); i >= 0 {
+		o.failf(linear, "does not have layer %d, and neither does %s", i+1, full)
+	}
+	return types, o.prefix + linear
 }
 
 // smollm reads the config of SmolLM3, in which every fourth layer has no positions.

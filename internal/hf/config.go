@@ -186,6 +186,16 @@ func (c *config) skip(keys ...string) {
 	}
 }
 
+// rename gives members the names of keys that the class declares, if it does not declare those that they have.
+func (c *config) rename(list []alias) {
+	for _, a := range list {
+		if v, there := c.members[a.other]; there && c.row(a.other) == nil && c.row(a.name) != nil {
+			c.members[a.name] = v
+			c.skip(a.other)
+		}
+	}
+}
+
 // misspelt lists the members, also those of nested objects, that are unknown and differ by one edit from an absent key that the
 // reader looks for. It returns a question for each.
 func (c *config) misspelt() (list []string) {

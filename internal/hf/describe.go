@@ -119,6 +119,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"n_groups": max(1, m.LinearKeyHeads), "mamba_num_heads": max(1, m.LinearValueHeads), "ssm_state_size": max(1, m.LinearKeyDim), "mamba_head_dim": max(1, m.LinearValueDim),
 		"conv_kernel": max(1, m.LinearConv), "use_conv_bias": m.ConvBias, "time_step_min": m.StepMin, "mlp_hidden_act": theirs[m.Activation],
 		"layer_norm_epsilon": m.NormEps, "moe_shared_expert_intermediate_size": m.SharedFFN, "moe_latent_size": countOrNull(m.LatentSize),
+		"linear_num_heads": max(1, m.LinearKeyHeads), "linear_head_dim": max(1, m.LinearKeyDim), "mlp_layer_types": a.mlpTypes(&l),
 		"n_shared_experts": m.SharedFFN / max(1, m.ExpertFFN), "first_k_dense_replace": len(dense), "mlp_only_layers": dense,
 		"query_pre_attn_scalar":  int64(math.Round(1 / (m.AttnScale * m.AttnScale))), // transformers accepts no others
 		"attn_logit_softcapping": orNull(m.AttnSoftcap), "final_logit_softcapping": orNull(m.LogitSoftcap),
@@ -150,6 +151,18 @@ func (a *architecture) describeBlocks(c map[string]any, m *lang.Model) {
 	c["layers_block_type"] = types
 	delete(c, "num_hidden_layers")
 	delete(c, "rms_norm_eps")
+}
+
+// mlpTypes lists the kinds of the MLPs of all layers. Only some classes read such a list.
+func (a *architecture) mlpTypes(m *lang.Model) any {
+	if row := rowOf(a.keys, "mlp_layer_types"); row == nil || row.use != read {
+		return nil
+	}
+	var types []string
+	for layer := range m.Layers {
+		types = append(types, map[bool]string{true: "sparse", false: "dense"}[m.FormOf(layer).Experts > 0])
+	}
+	return types
 }
 
 // denseLayers lists the layers whose MLPs have no experts.

@@ -32,12 +32,16 @@ func DeclaredKeys() map[string]map[string][2]any {
 		out[class] = map[string][2]any{}
 		for _, k := range table {
 			switch {
-			case rowOf(commonKeys, k.name) != nil:
+			case k.types == "" && rowOf(commonKeys, k.name) != nil:
 				out[""][k.name] = [2]any{"", Unread}
 			case k.types != "" && k.use == silent:
 				out[class][k.name] = [2]any{k.types, Unread}
 			case k.types != "":
-				out[class][k.name] = [2]any{k.types, k.value}
+				value := k.value
+				if n, ok := value.(int); ok {
+					value = float64(n) // as in JSON
+				}
+				out[class][k.name] = [2]any{k.types, value}
 			}
 		}
 	}

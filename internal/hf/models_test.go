@@ -130,7 +130,8 @@ func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *trai
 const adamW = "train.optimizer=adamw(lr = 2e-3, betas = [0.9, 0.95], eps = 1e-4, weight_decay = 0)"
 
 // linearFixtures lists the models with linear attention.
-var linearFixtures = []string{"qwen3-next", "qwen3-next-types", "qwen3.5", "qwen3.5-moe", "qwen3.5-vision", "nemotron-h", "nemotron-h-groups", "nemotron-h-dense", "nemotron-h-fused"}
+var linearFixtures = []string{"qwen3-next", "qwen3-next-types", "qwen3.5", "qwen3.5-moe", "qwen3.5-vision", "nemotron-h", "nemotron-h-groups", "nemotron-h-dense", "nemotron-h-fused",
+	"kimi-linear", "kimi-linear-groups", "kimi-linear-odd", "kimi-linear-fused"}
 
 var schedules = []struct {
 	name   string

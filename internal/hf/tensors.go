@@ -22,6 +22,7 @@ type naming struct {
 	others     string           // prefix of further tensors that folders may have, for multi-token prediction; empty: none
 	fused      map[string]place // instead, where all matrices of a layer's experts are one tensor
 	packed     map[string]place // instead, where these are in MXFP4
+	saved      map[string]place // instead, where transformers has written the folder
 }
 
 // how is the way in which a tensor is stored.
@@ -33,6 +34,7 @@ const (
 	alternating         // its columns alternate with those of another of our tensors, which it follows if it is the second
 	alternatingRows     // the same, transposed
 	stacked             // as in nn.Conv1d with a group for each row: [rows, 1, columns]. In a fused tensor, rows follow those of others
+	inner               // a vector as [1, 1, elements, 1]
 )
 
 // place is where one of our tensors is stored. In a fused tensor, it follows the tensors
@@ -252,6 +254,42 @@ var (
 	}
 )
 
+// kimiPlaces are those of Kimi Linear. Layers with linear attention have some of the names of those with latent attention.
+var (
+	kimiPlaces = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
+		"layer.linear.wq": linear("model.layers.*.self_attn.q_proj.weight"), "layer.linear.conv_q": {name: "model.layers.*.self_attn.q_conv1d.weight", how: stacked},
+		"layer.linear.wk": linear("model.layers.*.self_attn.k_proj.weight"), "layer.linear.conv_k": {name: "model.layers.*.self_attn.k_conv1d.weight", how: stacked},
+		"layer.linear.wv": linear("model.layers.*.self_attn.v_proj.weight"), "layer.linear.conv_v": {name: "model.layers.*.self_attn.v_conv1d.weight", how: stacked},
+		"layer.linear.wa_low": linear("model.layers.*.self_attn.f_a_proj.weight"), "layer.linear.wa": linear("model.layers.*.self_attn.f_b_proj.weight"),
+		"layer.linear.wz_low": linear("model.layers.*.self_attn.g_a_proj.weight"), "layer.linear.wz": linear("model.layers.*.self_attn.g_b_proj.weight"),
+		"layer.linear.wb":         linear("model.layers.*.self_attn.b_proj.weight"),
+		"layer.linear.rate":       {name: "model.layers.*.self_attn.A_log", how: inner},
+		"layer.linear.b_dt":       plain("model.layers.*.self_attn.dt_bias"),
+		"layer.linear.norm.gamma": plain("model.layers.*.self_attn.o_norm.weight"),
+		"layer.linear.wo":         linear("model.layers.*.self_attn.o_proj.weight"),
+
+		correctionName:        plain("model.layers.*.block_sparse_moe.gate.e_score_correction_bias"),
+		"layer.shared.w_gate": linear("model.layers.*.block_sparse_moe.shared_experts.gate_proj.weight"),
+		"layer.shared.w_up":   linear("model.layers.*.block_sparse_moe.shared_experts.up_proj.weight"),
+		"layer.shared.w_down": linear("model.layers.*.block_sparse_moe.shared_experts.down_proj.weight"),
+	})
+	// kimiSaved are the places of dense MLPs in folders that transformers has written, in which they have the name of experts.
+	kimiSaved = map[string]place{
+		"layer.w_gate": linear("model.layers.*.block_sparse_moe.gate_proj.weight"), "layer.w_up": linear("model.layers.*.block_sparse_moe.up_proj.weight"),
+		"layer.w_down": linear("model.layers.*.block_sparse_moe.down_proj.weight"),
+	}
+	// kimiFused are the places in the memory of transformers.
+	kimiFused = merged(fusedExperts, map[string]place{
+		correctionName:        glmExperts[correctionName],
+		"layer.shared.w_gate": glmExperts["layer.shared.w_gate"], "layer.shared.w_up": glmExperts["layer.shared.w_up"], "layer.shared.w_down": glmExperts["layer.shared.w_down"],
+		"layer.linear.conv_q": {name: "model.layers.*.self_attn.conv1d.weight", how: stacked},
+		"layer.linear.conv_k": {name: "model.layers.*.self_attn.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_q"}},
+		"layer.linear.conv_v": {name: "model.layers.*.self_attn.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_q", "layer.linear.conv_k"}},
+		"layer.linear.wa_low": linear("model.layers.*.self_attn.forget_gate.f_a_proj.weight"), "layer.linear.wa": linear("model.layers.*.self_attn.forget_gate.f_b_proj.weight"),
+		"layer.linear.rate": {name: "model.layers.*.self_attn.forget_gate.A_log", how: inner}, "layer.linear.b_dt": plain("model.layers.*.self_attn.forget_gate.dt_bias"),
+	})
+)
+
 // rotaryBuffers are the name suffixes of tables in files that transformers wrote before version 4.32. These
 // tables can be computed from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
@@ -274,9 +312,10 @@ var (
 		"layer.wv":              ofHeads("heads", "model.layers.*.self_attn.kv_b_proj.weight", "layer.wk"),
 	}
 	deepseekNames = naming{tensors: merged(llamaPlaces, glmExperts, latentPlaces), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts, neighbours: true}
-	// deepseekWholeNames are those of models whose queries have no latent.
-	deepseekWholeNames = naming{tensors: merged(deepseekNames.tensors, map[string]place{"layer.wq": llamaPlaces["layer.wq"]}), prefix: "model.", ignored: rotaryBuffers,
-		further: true, fused: fusedExperts, neighbours: true}
+	// wholeQueries is the place of queries that have no latent.
+	wholeQueries = map[string]place{"layer.wq": llamaPlaces["layer.wq"]}
+
+	kimiNames = naming{tensors: merged(llamaPlaces, latentPlaces, kimiPlaces), prefix: "model.", ignored: rotaryBuffers, neighbours: true, fused: kimiFused, saved: kimiSaved}
 
 	qwenNextNames = naming{tensors: merged(llamaPlaces, qwenExperts, qwenNextPlaces), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts, others: "mtp."}
 	qwen35Names   = naming{tensors: merged(llamaPlaces, qwenExperts, qwen35Places), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts, others: "mtp."}
@@ -466,6 +505,8 @@ func (s *stored) add(t ir.Tensor, number, matrices int64, how how, at int64) {
 	p := part{Tensor: t, first: number * rows, shape: [2]int64{rows, t.Shape[1]}, transposed: turned, step: 1}
 	var shape []int64
 	switch {
+	case how == inner:
+		shape = []int64{1, 1, rows, 1}
 	case how == stacked:
 		p.row, shape = at, []int64{at + rows, 1, t.Shape[1]}
 	case isVector(&t) && !turned:

@@ -117,8 +117,8 @@ func (m *Model) names(folder *safetensors.Folder) func(string) string {
 
 // in returns the names of a folder's tensors.
 func (n *naming) in(folder *safetensors.Folder) *naming {
-	for _, instead := range []map[string]place{n.fused, n.packed} {
-		_, end, _ := strings.Cut(cmp.Or(instead["layer.experts.w_down"].name, instead["layer.experts.w2"].name), layerMark)
+	for _, instead := range []map[string]place{n.fused, n.packed, n.saved} {
+		_, end, _ := strings.Cut(cmp.Or(instead["layer.experts.w_down"].name, instead["layer.experts.w2"].name, instead["layer.w_down"].name), layerMark)
 		if end != "" && slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
 			other := *n
 			other.tensors = merged(n.tensors, instead)

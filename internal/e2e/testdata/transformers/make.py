@@ -119,6 +119,16 @@ NEMOTRON_H_LAYER = {
 }
 
 
+# Layers with linear attention; those with latent attention have some of the same names.
+KIMI_LAYER = {
+    "ln1.gamma": "input_layernorm.weight", "ln2.gamma": "post_attention_layernorm.weight",
+    "linear.wq": "self_attn.q_proj.weight", "linear.wk": "self_attn.k_proj.weight", "linear.wv": "self_attn.v_proj.weight", "linear.wb": "self_attn.b_proj.weight",
+    "linear.wa_low": "self_attn.forget_gate.f_a_proj.weight", "linear.wa": "self_attn.forget_gate.f_b_proj.weight",
+    "linear.rate": "self_attn.forget_gate.A_log", "linear.b_dt": "self_attn.forget_gate.dt_bias",
+    "linear.wz_low": "self_attn.g_a_proj.weight", "linear.wz": "self_attn.g_b_proj.weight", "linear.norm.gamma": "self_attn.o_norm.weight", "linear.wo": "self_attn.o_proj.weight",
+}
+
+
 class Tensors:
     """The parameters of a model by our names, and the place of each in one of the model's own."""
 
@@ -128,7 +138,7 @@ class Tensors:
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
         self.alternating = family == "gpt_oss"  # the columns of gate and up
-        self.columns = latent_columns(config) if family == "latent" else {}
+        self.columns = latent_columns(config) if family in ("latent", "kimi") else {}
         self.neighbours = dim if family == "ernie" else 0  # elements of a head, if rotated pairs are neighbours
         gpt2, phi, post = family == "gpt2", family == "phi3", family == "olmo2"
         ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
@@ -138,9 +148,9 @@ class Tensors:
             layer |= POST
         if family.startswith("gemma"):
             layer |= GEMMA
-        if family in ("experts", "latent"):
+        if family in ("experts", "latent", "kimi"):
             layer |= EXPERTS
-        if family == "latent":
+        if family in ("latent", "kimi"):
             layer |= LATENT
             if config.q_lora_rank is not None:
                 layer["wq"] = "self_attn.q_b_proj.weight"
@@ -165,14 +175,18 @@ class Tensors:
             self.place(name, theirs, 0, None)
         for i in range(config.num_hidden_layers):
             prefix = f"transformer.h.{i}." if gpt2 else f"model.layers.{i}."
-            for name, theirs in layer.items():
+            linear = family == "kimi" and config.layer_types[i] == "linear_attention"
+            for name, theirs in (KIMI_LAYER | {k: v for k, v in layer.items() if not v.startswith("self_attn.")} if linear else layer).items():
                 self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
+            for part, name in enumerate("qkv" if linear else ""):
+                width = config.linear_num_heads * config.linear_head_dim
+                self.place(f"layer.{i}.linear.conv_{name}", prefix + "self_attn.conv1d.weight", part * width, width)
             for name, theirs in ({"router.correction": "mlp.e_score_correction_bias"} if family == "experts" else {}).items():
                 self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
             for name, half in experts.items() if family == "gpt_oss" else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
                 self.place(f"layer.{i}.{name.replace('.w', '.b')}", prefix + "mlp.experts.gate_up_proj_bias", half, None)
-            for name, half in experts.items() if family in ("experts", "latent") else ():
+            for name, half in experts.items() if family in ("experts", "latent", "kimi") else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
             for name, (theirs, part) in fused.items():
                 parts = widths["gate_up" if "gate_up" in theirs else "qkv"]
@@ -200,6 +214,10 @@ class Tensors:
         if theirs in self.parameters:
             self.places[name] = (theirs, first, width)
 
+    def of_heads(self, name):
+        """The columns of a matrix of latent attention that are ours, or None."""
+        return None if any(part in name for part in (".experts.", ".shared.", ".linear.")) else self.columns.get(name.split(".")[-1])
+
     def view(self, name, tensor):
         """Our part of a parameter or its gradient, as [in, out]."""
         theirs, first, width = self.places[name]
@@ -209,6 +227,8 @@ class Tensors:
             return tensor[..., first::2]
         if ".conv_" in name:
             return tensor[first:first + width, 0]
+        if tensor.dim() == 4:  # A_log of Kimi Linear
+            return tensor[0, 0, :, 0]
         if name.endswith("experts.w1"):
             return tensor.transpose(1, 2)
         if name.endswith("experts.w2"):
@@ -219,7 +239,7 @@ class Tensors:
         conv = theirs.startswith("transformer.h.")  # GPT-2's Conv1D stores [in, out]
         if linear and not conv:
             tensor = tensor.T
-        columns = self.columns.get(name.split(".")[-1]) if ".experts." not in name and ".shared." not in name else None
+        columns = self.of_heads(name)
         if columns is not None:
             return tensor[:, columns]  # a copy
         if self.neighbours and name.endswith((".wq", ".wk", ".bq", ".bk")):  # [..., heads, 2, pairs], of the same order as ours
@@ -348,7 +368,7 @@ def make(name, family, keys, config, folder):
             value = weights(ours, tuple(view.shape))
             if ours.endswith("gamma") and (family.startswith("gemma") or family == "nemotron"):
                 value -= 1  # they add it themselves
-            columns = tensors.columns.get(ours.split(".")[-1])
+            columns = tensors.of_heads(ours)
             if columns is None:
                 view.copy_(value)
             else:
@@ -356,7 +376,7 @@ def make(name, family, keys, config, folder):
     covered = {theirs for theirs, _, _ in tensors.places.values()}
     missing = set(tensors.parameters) - covered
     assert not missing, missing
-    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h", "latent") else []
+    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h", "latent", "kimi") else []
     short = lambda values: [float(f"{v:.9g}") for v in values]
 
     def results(tokens, documents=None):
@@ -607,6 +627,22 @@ def configurations():
     yield ("mistral4-dense", "latent", f"family = mistral4 {ODD} {latent(8, 9, 2, 2, 10)} {moe(4, 2, 8)} {shared(8)} first_k_dense_replace = 2 routed_scaling_factor = 1.5 rope_scaling = yarn rope_factor = 2 "
            "rope_original = 20 rope_beta = 0.1", o("mistral4", n_shared_experts=1, routed_scaling_factor=1.5, **mla(8, 9, 2, 2, 10, 6, 4, 2, 8, 2),
              **rope(10000.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=20, llama_4_scaling_beta=0.1)))
+    mixed = lambda heads, dim, width, kinds: (
+        f"linear_num_key_heads = {heads} linear_num_value_heads = {heads} linear_key_head_dim = {dim} linear_value_head_dim = {dim} linear_conv_kernel_dim = {width} "
+        f"layer_types = [{', '.join('latent' if k == 'f' else 'kimi_delta' for k in kinds)}]",
+        dict(linear_num_heads=heads, linear_head_dim=dim, linear_conv_kernel_dim=width, layer_types=["full_attention" if k == "f" else "linear_attention" for k in kinds]))
+    kimi = lambda *sizes, **more: {{"n_routed_experts": "num_local_experts"}.get(key, key): value for key, value in mla(*sizes, n_shared_experts=1).items()} | more
+    for name, make, base, latents, experts, (keys, linears), more, theirs in (
+            ("kimi_linear", c, KEYS, (0, 16, 8, 4, 6), (8, 2, 14), mixed(2, 10, 4, "llf"), "first_k_dense_replace = 1 routed_scaling_factor = 2.5",
+             dict(routed_scaling_factor=2.5)),
+            ("kimi_linear-groups", c, KEYS, (20, 12, 5, 3, 10), (8, 3, 10), mixed(4, 6, 3, "flf"), "n_group = 4 topk_group = 2 norm_topk_prob = false",
+             dict(routed_scaling_factor=1.0, n_group=4, topk_group=2, norm_topk_prob=False)),
+            ("kimi_linear-odd", o, ODD, (0, 13, 7, 2, 9), (5, 2, 7), mixed(2, 7, 2, "lff"), "mlp_layer_types = [sparse, dense, sparse]",
+             dict(routed_scaling_factor=1.0, mlp_layer_types=["sparse", "dense", "sparse"])),
+            ("kimi_linear-whole", o, ODD, (9, 20, 4, 6, 4), (6, 2, 9), mixed(6, 16, 5, "lfl"), "routed_scaling_factor = 1.5", dict(routed_scaling_factor=1.5))):
+        heads = 4 if make is c else 6
+        yield (name, "kimi", f"family = kimi_linear {base} {latent(*latents)} {moe(*experts)} {shared(experts[2])} {keys} {more}",
+               make("kimi_linear", **kimi(*latents, heads, *experts, 1 if "first_k_dense_replace" in more else 0), **linears, **theirs))
     yield ("exaone4", "olmo2", f"family = exaone4 {KEYS} kv_heads = 2 window = 6 layer_types = [sliding, sliding, full] positions = [rope, rope, none]",
            c("exaone4", num_key_value_heads=2, sliding_window=6, sliding_window_pattern=3, **rope(1000000.0)))
     yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),
@@ -664,6 +700,11 @@ def deep():
            d("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.5, **mla, **yarn()))
     yield ("deepseek_v2-deep", "latent", f"family = deepseek_v2 {DEEP} {latent} {scaled}", d("deepseek_v2", **mla, **yarn()))
     yield ("mistral4-deep", "latent", f"family = mistral4 {DEEP} {latent} {scaled} rope_beta = 0.4", d("mistral4", **mla, **yarn(llama_4_scaling_beta=0.4)))
+    gentle = DEEP.replace("1e-6", "0.02")  # norms of results of scans near 0 would make rounding grow from step to step
+    yield ("kimi_linear-deep", "kimi", f"family = kimi_linear {gentle} {latent} routed_scaling_factor = 1.5 linear_num_key_heads = 4 linear_num_value_heads = 4 linear_key_head_dim = 6 "
+           "linear_value_head_dim = 6 linear_conv_kernel_dim = 4 layer_types = [kimi_delta, kimi_delta, kimi_delta, latent]",
+           d("kimi_linear", rms_norm_eps=0.02, routed_scaling_factor=1.5, linear_num_heads=4, linear_head_dim=6, linear_conv_kernel_dim=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
+             **{"num_local_experts" if key == "n_routed_experts" else key: value for key, value in mla.items()}))
     both = lambda full: {"full_attention": full, "sliding_attention": dict(rope_theta=500000.0, rope_type="default")}
     yield ("olmo3-deep", "olmo2", f"family = olmo3 {DEEP} kv_heads = 4 window = 7 layer_types = [sliding, sliding, sliding, full] rope_scaling = yarn rope_factor = 4 rope_original = 20",
            d("olmo3", num_key_value_heads=4, sliding_window=7, layer_types=types(3),
