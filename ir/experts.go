@@ -104,8 +104,16 @@ func (in *Instr) share() float64 {
 func placedWork(in *Instr) Work {
 	w, unused := memoryWork(in), Bytes(0)
 	for i := range in.Args {
-		if in.isSorted(i) && in.Args[i].Present() {
-			unused += Bytes((1 - in.share()) * float64(in.Args[i].Bytes()))
+		if !in.isSorted(i) {
+			continue
+		}
+		rest := Bytes((1 - in.share()) * float64(in.Args[i].Bytes()))
+		reads, writes := in.Access(i)
+		if reads {
+			unused += rest
+		}
+		if writes {
+			unused += rest
 		}
 	}
 	w.Bytes -= unused
@@ -147,6 +155,9 @@ func checkGrouped(in *Instr) error {
 	}
 	if m := in.groupedMatrices(); m.Shape != want {
 		return fmt.Errorf("the matrices have the shape %v, not %v", m.Dims(), want[:3])
+	}
+	if in.Op == MatmulGrouped && in.Arg("bias").Present() && in.Attr("accumulate").Bits != 0 {
+		return fmt.Errorf("bias and accumulate cannot be combined")
 	}
 	if n := in.Args[in.Info().Written()].Rows(); n > math.MaxInt32 {
 		return fmt.Errorf("%d rows exceed the 32 bits of ends", n)

@@ -233,6 +233,7 @@ const (
 	RuleRouterLoss
 	RulePlaced
 	RuleGrouped
+	RuleSorted
 	RuleScan
 	RuleConcat
 )
@@ -315,6 +316,7 @@ var (
 
 	operandPlaces  = Operand{Name: "places", Types: "i32", Dims: "r,top", Doc: "from route"}
 	operandEnds    = Operand{Name: "ends", Types: "i32", Dims: "e", Doc: "from route; never less than the one before it, and the last is at most n, which is checked when the instruction runs"}
+	operandLast    = Operand{Name: "ends", Types: "i32", Dims: "e", Optional: true, Doc: "from route: rows from the last of these on remain as they are; it is at most n, which is checked when the instruction runs"}
 	operandWeights = Operand{Name: "weights", Types: "f32", Dims: "r,top"}
 )
 
@@ -590,46 +592,50 @@ var Ops = [NumOps]OpInfo{
 		Name: "activation", Class: ClassKernel, Streams: onCompute,
 		Doc: "y = function(x): gelu_tanh is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), gelu is x/2 * (1 + erf(x/sqrt(2))), silu is x * sigmoid(x), relu2 is max(x, 0)^2, sigmoid is 1 / (1 + exp(-x)), clamped_silu is x' * sigmoid(1.702 x') with x' = min(x, 7).",
 		Operands: []Operand{
-			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "y", Dir: Write, Types: "T", Dims: "n,c"},
+			{Name: "x", Types: "T", Dims: "n,c"},
+			operandLast,
 		},
-		Attrs:   []AttrInfo{attrFunction},
-		InPlace: true, Work: WorkMemory, Source: "Hendrycks, Gimpel 2016; So et al. 2021 (relu2)",
+		Attrs:   []AttrInfo{attrFunction, attrShare},
+		InPlace: true, Rule: RuleSorted, Work: WorkMemory, Source: "Hendrycks, Gimpel 2016; So et al. 2021 (relu2)",
 	},
 	ActivationGrad: {
 		Name: "activation_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Computes the gradient of activation.",
 		Operands: []Operand{
-			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "dy", Types: "T", Dims: "r,c"},
-			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "dx", Dir: Write, Types: "T", Dims: "n,c"},
+			{Name: "dy", Types: "T", Dims: "n,c"},
+			{Name: "x", Types: "T", Dims: "n,c"},
+			operandLast,
 		},
-		Attrs:   []AttrInfo{attrFunction},
-		InPlace: true, Work: WorkMemory,
+		Attrs:   []AttrInfo{attrFunction, attrShare},
+		InPlace: true, Rule: RuleSorted, Work: WorkMemory,
 	},
 	GLU: {
 		Name: "glu", Class: ClassKernel, Streams: onCompute,
 		Doc: "y = function(gate) * up; with silu, this is SwiGLU. With clamped_silu, up is bounded to -7 to 7 first, and 1 is added.",
 		Operands: []Operand{
-			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "gate", Types: "T", Dims: "r,c"},
-			{Name: "up", Types: "T", Dims: "r,c"},
+			{Name: "y", Dir: Write, Types: "T", Dims: "n,c"},
+			{Name: "gate", Types: "T", Dims: "n,c"},
+			{Name: "up", Types: "T", Dims: "n,c"},
+			operandLast,
 		},
-		Attrs:   []AttrInfo{attrFunction},
-		InPlace: true, Work: WorkMemory, Source: "Shazeer 2020",
+		Attrs:   []AttrInfo{attrFunction, attrShare},
+		InPlace: true, Rule: RuleSorted, Work: WorkMemory, Source: "Shazeer 2020",
 	},
 	GLUGrad: {
 		Name: "glu_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Computes the gradients of glu.",
 		Operands: []Operand{
-			{Name: "dgate", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
-			{Name: "dup", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
-			{Name: "dy", Types: "T", Dims: "r,c"},
-			{Name: "gate", Types: "T", Dims: "r,c"},
-			{Name: "up", Types: "T", Dims: "r,c"},
+			{Name: "dgate", Dir: Write, Types: "T", Dims: "n,c", Spare: true},
+			{Name: "dup", Dir: Write, Types: "T", Dims: "n,c", Spare: true},
+			{Name: "dy", Types: "T", Dims: "n,c"},
+			{Name: "gate", Types: "T", Dims: "n,c"},
+			{Name: "up", Types: "T", Dims: "n,c"},
+			operandLast,
 		},
-		Attrs:   []AttrInfo{attrFunction},
-		InPlace: true, Work: WorkMemory,
+		Attrs:   []AttrInfo{attrFunction, attrShare},
+		InPlace: true, Rule: RuleSorted, Work: WorkMemory,
 	},
 	Add: {
 		Name: "add", Class: ClassKernel, Streams: onArrival,
@@ -1044,16 +1050,16 @@ var Ops = [NumOps]OpInfo{
 	},
 	MatmulGrouped: {
 		Name: "matmul_grouped", Class: ClassKernel, Streams: onCompute,
-		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias. Rows are in the order of experts; those from the last of ends on remain as they are. Sums are accumulated in f32. " +
+		Doc: "Multiplies the rows of each expert by the expert's matrix, and adds its bias; or adds the products to c. Rows are in the order of experts; those from the last of ends on remain as they are. Sums are accumulated in f32. " +
 			"With trans_b, the matrices are stored transposed; c then has the type of a, and there is no bias.",
 		Operands: []Operand{
-			{Name: "c", Dir: Write, Types: "F", Dims: "n,o"},
+			{Name: "c", Dir: WriteOrAdd, Types: "F", Dims: "n,o"},
 			{Name: "a", Types: "T", Dims: "n,k"},
 			operandEnds,
 			{Name: "b", Types: "T", Doc: "[e,k,o], or [e,o,k] if transposed"},
 			{Name: "bias", Types: "T", Dims: "e,o", Optional: true},
 		},
-		Attrs: []AttrInfo{{"trans_b", KindBool, "b is stored transposed", ScopeFormula}, attrShare},
+		Attrs: []AttrInfo{{"trans_b", KindBool, "b is stored transposed", ScopeFormula}, attrAccumulate, attrShare},
 		Rule:  RuleGrouped, Work: WorkMatmul, Source: "Gale et al. 2023, MegaBlocks",
 	},
 	MatmulGroupedWeightGrad: {

@@ -14,7 +14,7 @@ func (in *Instr) Work() Work {
 	case WorkNone:
 		return Work{}
 	case WorkMemory:
-		if in.Info().Rule == RulePlaced {
+		if rule := in.Info().Rule; rule == RulePlaced || rule == RuleSorted {
 			return placedWork(in)
 		}
 		return memoryWork(in)
@@ -59,6 +59,8 @@ func (in *Instr) CheckRule() error {
 		return checkPlaced(in)
 	case RuleGrouped:
 		return checkGrouped(in)
+	case RuleSorted:
+		return checkShare(in)
 	case RuleScan:
 		return checkScan(in)
 	case RuleConcat:

@@ -222,8 +222,11 @@ func (c *interpreted) forward(in *Instr, args *[maxArgs]meaning) {
 		outs[j] = formula(mix(base, uint64(j)))
 	}
 	c.follows(in, before, outs, r)
-	if in.Op == Route {
+	switch {
+	case in.Op == Route:
 		c.place(in, outs[in.Info().operand("places")])
+	case in.Info().Rule == RuleSorted && in.Arg("ends").Present():
+		c.sorted(in, args)
 	}
 	if c.nodes[outs[0]] == nil || c.nodes[outs[0]].in == nil {
 		formulas := make([]formula, len(in.Args))
@@ -270,6 +273,16 @@ func (c *interpreted) place(in *Instr, places formula) {
 func (c *interpreted) room(in *Instr, places formula) {
 	if rows, n := in.sorted().Rows(), in.Arg("places").Rows()*c.slots[places]; rows != n {
 		c.wrong(nil, "has %d rows in the order of experts, but tokens may have up to %d", rows, n)
+	}
+}
+
+// sorted checks that an elementwise function of rows in the order of experts has as many rows as the products that it is applied to.
+func (c *interpreted) sorted(in *Instr, args *[maxArgs]meaning) {
+	ends := in.Info().operand("ends")
+	for j := in.Info().Written(); j < ends; j++ {
+		if n := c.nodes[args[j].formula]; n == nil || n.op != MatmulGrouped || n.args[Ops[MatmulGrouped].operand("ends")] != args[ends].formula {
+			c.wrong(c.origin(args[j].formula), "ends are not those of the product that is %s", in.Info().Operands[j].Name)
+		}
 	}
 }
 

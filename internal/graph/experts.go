@@ -115,7 +115,7 @@ func (g *Model) experts(b *builder, x int) int {
 	}
 	rows := b.activation("experts.in", to.rows, to.slots*h)
 	b.node(ir.Permute, to.attrs(), to.by(rows), all(own), all(to.places))
-	act := g.widen(b, prefixExperts, to.rows, to.slots, func(name, weight, bias string) int {
+	act := g.widen(b, prefixExperts, to.rows, &to, func(name, weight, bias string) int {
 		p := g.ofExperts(weight, h, f, g.InitStd)
 		y, w := b.activation(name, to.rows, to.slots*p.Local[1]), b.param(p)
 		b.node(ir.MatmulGrouped, to.loads(), to.by(y), to.by(rows), all(to.ends), all(w), g.bias(b, lang.BiasExperts, g.forExperts(bias, 1, f, ConstExpert)))
@@ -395,13 +395,18 @@ func unpermuteGradient(b *builder, n Node) {
 // groupedGradient is the rule for y = x w + bias, where w has a matrix for each expert, stored transposed or not.
 func groupedGradient(b *builder, n Node) {
 	x, ends, w, bias, transposed := n.Args[1], b.need(n.Args[2].Value), n.Args[3].Value, n.Args[4].Value, n.Attrs[attrIndex(n.Op, "trans_b")]
-	dy, dx, dbias, share := b.grad(n.Args[0]), b.newGrad(x.Value), Arg{Value: Missing}, n.Attrs[attrIndex(n.Op, "share")]
+	dy, dbias, share := b.grad(n.Args[0]), Arg{Value: Missing}, n.Attrs[attrIndex(n.Op, "share")]
 	if bias != Missing {
 		dbias = all(b.weightGrad(bias))
 	}
 	back := transposed
 	back.Value = ir.Bool(transposed.Value.Bits == 0)
-	b.node(ir.MatmulGrouped, []Attr{back, share}, by(x.Heads, all(dx)), dy, ends, all(w))
-	b.contribute(x.Value, all(dx))
+	if dx, ok := b.grads[x.Value]; ok && b.writtenBy(n.Op, dx.Value) {
+		b.node(ir.MatmulGrouped, []Attr{back, share, truth("accumulate")}, by(x.Heads, dx), dy, ends, all(w))
+	} else {
+		dx := b.newGrad(x.Value)
+		b.node(ir.MatmulGrouped, []Attr{back, share}, by(x.Heads, all(dx)), dy, ends, all(w))
+		b.contribute(x.Value, all(dx))
+	}
 	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, share, from("accumulate", NotFirst), from("accumulate_bias", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
 }

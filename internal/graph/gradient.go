@@ -379,7 +379,7 @@ func matmulGradient(b *builder, n Node) {
 	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
 	b.penalize(n.Args[0].Value)
 	dy := b.inActivationType(b.grad(n.Args[0]))
-	if dx, ok := b.grads[x]; ok && b.writtenByMatmul(dx.Value) {
+	if dx, ok := b.grads[x]; ok && b.writtenBy(ir.Matmul, dx.Value) {
 		b.node(ir.Matmul, []Attr{truth("trans_b"), truth("accumulate")}, dx, dy, all(w))
 	} else {
 		dx := b.newGrad(x)
@@ -392,9 +392,9 @@ func matmulGradient(b *builder, n Node) {
 	}
 }
 
-// writtenByMatmul reports whether a matmul wrote a gradient, so that no other value shares it.
-func (b *builder) writtenByMatmul(g int) bool {
-	return slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == ir.Matmul && n.Args[0].Value == g })
+// writtenBy reports whether a product wrote a gradient, so that no other value shares it.
+func (b *builder) writtenBy(product ir.Op, g int) bool {
+	return slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == product && n.Args[0].Value == g })
 }
 
 // inActivationType casts the f32 gradient of K or V for kernels that need one type for all operands.
@@ -472,14 +472,14 @@ func castGradient(b *builder, n Node) {
 func activationGradient(b *builder, n Node) {
 	dx, heads := b.newGrad(n.Args[1].Value), n.Args[1].Heads
 	b.Values[dx].DType = b.Values[n.Args[1].Value].DType
-	b.node(ir.ActivationGrad, n.Attrs, by(heads, all(dx)), b.grad(n.Args[0]), by(heads, b.need(n.Args[1].Value)))
+	b.node(ir.ActivationGrad, n.Attrs, by(heads, all(dx)), b.grad(n.Args[0]), by(heads, b.need(n.Args[1].Value)), b.need(n.Args[2].Value))
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
 func gluGradient(b *builder, n Node) {
 	gate, up, heads := n.Args[1].Value, n.Args[2].Value, n.Args[1].Heads
 	dgate, dup := b.newGrad(gate), b.newGrad(up)
-	b.node(ir.GLUGrad, n.Attrs, by(heads, all(dgate)), by(heads, all(dup)), b.grad(n.Args[0]), by(heads, b.need(gate)), by(heads, b.need(up)))
+	b.node(ir.GLUGrad, n.Attrs, by(heads, all(dgate)), by(heads, all(dup)), b.grad(n.Args[0]), by(heads, b.need(gate)), by(heads, b.need(up)), b.need(n.Args[3].Value))
 	b.contribute(gate, all(dgate))
 	b.contribute(up, all(dup))
 }

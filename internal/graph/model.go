@@ -691,7 +691,7 @@ func (g *Model) mlp(b *builder, x int) int {
 // dense appends an MLP of the given width, whose tensors and values have names with a prefix, up to the sum over ranks.
 func (g *Model) dense(b *builder, prefix string, ffn, in int, biases string) int {
 	h, f, fl, first := int64(g.Hidden), int64(ffn), g.ffnLocal(ffn), g.ffnConst(ffn)
-	act := g.widen(b, prefix, g.layerRows(), 0, func(name, weight, bias string) int {
+	act := g.widen(b, prefix, g.layerRows(), nil, func(name, weight, bias string) int {
 		return g.linear(b, name, g.layerRows(), in, g.columns(prefix+weight, h, f, fl, first), g.bias(b, biases, g.slicedBias(prefix+bias, f, fl, first)))
 	})
 	return g.linear(b, prefix+"fc2.out", g.layerRows(), act, g.rows(prefix+g.downName(), f, fl, h, first), Arg{Value: Missing})
@@ -705,20 +705,26 @@ func (g *Model) downName() string {
 	return "w2"
 }
 
-// widen appends an MLP up to the result of its activation. The function into appends a linear map of the input. Rows are
-// split by the given number, unless it is 0.
-func (g *Model) widen(b *builder, prefix string, rows Rows, split int64, into func(name, weight, bias string) int) int {
-	function := function(g.Activation)
+// widen appends an MLP up to the result of its activation. The function into appends a linear map of the input. With experts, its rows
+// are those of a choice.
+func (g *Model) widen(b *builder, prefix string, rows Rows, of *choice, into func(name, weight, bias string) int) int {
+	attrs, split, ends := []Attr{function(g.Activation)}, int64(0), Arg{Value: Missing}
+	if of != nil {
+		split = of.slots
+		if loads := of.loads(); len(loads) > 0 { // otherwise all rows exist
+			attrs, ends = append(attrs, loads...), all(of.ends)
+		}
+	}
 	if !g.Gated {
 		fc1 := into(prefix+"fc1.out", "w1", "b1")
 		act := b.activation(prefix+strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)
-		b.node(ir.Activation, []Attr{function}, by(split, all(act)), by(split, all(fc1)))
+		b.node(ir.Activation, attrs, by(split, all(act)), by(split, all(fc1)), ends)
 		return act
 	}
 	gate, up := into(prefix+"gate", "w_gate", "b_gate"), into(prefix+"up", "w_up", "b_up")
 	name := map[string]string{"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu"}[g.Activation]
 	act := b.activation(prefix+cmp.Or(name, g.Activation+"_glu")+".out", rows, b.Values[gate].Cols)
-	b.node(ir.GLU, []Attr{function}, by(split, all(act)), by(split, all(gate)), by(split, all(up)))
+	b.node(ir.GLU, attrs, by(split, all(act)), by(split, all(gate)), by(split, all(up)), ends)
 	return act
 }
 

@@ -156,10 +156,10 @@ func (l *layer) experts(x value) value {
 	if l.Gated {
 		down = "w_down"
 		m.gate, m.up = into("_gate"), into("_up")
-		m.act = l.plain(l.name("the glu of experts"), ir.GLU, newKey("glu").int(l.activation()), m.gate, m.up)
+		m.act = l.ofRows(l.name("the glu of experts"), ir.GLU, newKey("glu").int(l.activation()), m.gate, m.up)
 	} else {
 		m.up = into("1")
-		m.act = l.plain(l.name("the activation of experts"), ir.Activation, newKey("activation").int(l.activation()), m.up)
+		m.act = l.ofRows(l.name("the activation of experts"), ir.Activation, newKey("activation").int(l.activation()), m.up)
 	}
 	m.out = l.grouped(l.name("the result of experts"), m.act, l.weight(l.name("experts."+down)), true, f)
 	y := l.unpermute("the sum of experts", m.router, m.out)
@@ -174,6 +174,11 @@ func (l *layer) experts(x value) value {
 		y = y.plus(l.unpermute("the sum of biases", m.router, m.biases))
 	}
 	return y
+}
+
+// ofRows returns an elementwise function of rows in the order of experts, which is needed for no more rows than there are.
+func (l *layer) ofRows(name string, op ir.Op, k key, operands ...value) value {
+	return l.add(name, op, term{ends: l.moe.router.results[routeEnds]}, k, operands...)
 }
 
 // rowWidth returns the width of the rows of experts.
@@ -235,12 +240,12 @@ func (l *layer) expertsGradient(dy value) value {
 	var drows value
 	if l.Gated {
 		dact := l.groupedGradient("experts.w_down", "", m.act, dout, true, h)
-		gate := l.plain(l.name("d.gate of experts"), ir.GLUGrad, newKey("glu_grad_gate").int(l.activation()), dact, m.gate, m.up)
-		up := l.plain(l.name("d.up of experts"), ir.GLUGrad, newKey("glu_grad_up").int(l.activation()), dact, m.gate, m.up)
+		gate := l.ofRows(l.name("d.gate of experts"), ir.GLUGrad, newKey("glu_grad_gate").int(l.activation()), dact, m.gate, m.up)
+		up := l.ofRows(l.name("d.up of experts"), ir.GLUGrad, newKey("glu_grad_up").int(l.activation()), dact, m.gate, m.up)
 		drows = l.groupedGradient("experts.w_up", suffix("b_up"), m.rows, up, false, f).plus(l.groupedGradient("experts.w_gate", suffix("b_gate"), m.rows, gate, false, f))
 	} else {
 		dact := l.groupedGradient("experts.w2", "", m.act, dout, true, h)
-		up := l.plain(l.name("d.up of experts"), ir.ActivationGrad, newKey("activation_grad").int(l.activation()), dact, m.up)
+		up := l.ofRows(l.name("d.up of experts"), ir.ActivationGrad, newKey("activation_grad").int(l.activation()), dact, m.up)
 		drows = l.groupedGradient("experts.w1", suffix("b1"), m.rows, up, false, f)
 	}
 	l.named(l.name("the gradient of the rows of experts"), drows)

@@ -376,13 +376,20 @@ func biasGrad(c *call) {
 
 // Functions of elements.
 
-// elementwise returns a function of operands that have the same rows and columns.
+// elementwise returns a function of operands that have the same rows and columns. With ends, the rows are all those that a choice of
+// experts has put into an order.
 func (c *call) elementwise(k key, operands ...string) (out []piece) {
 	var in [][]piece
 	for _, name := range operands {
 		in = append(in, c.operand(name))
 	}
 	in = c.rows(in...)
+	var ends value
+	if c.has("ends") {
+		o, is := c.chosen("ends")
+		c.all(operands[0], in[0], o.rectangles)
+		ends = is
+	}
 	for i := range in[0] {
 		var values []value
 		for _, l := range in {
@@ -390,6 +397,9 @@ func (c *call) elementwise(k key, operands ...string) (out []piece) {
 				c.refuse("takes different columns: %s and %s", c.ref.describe(&in[0][i]), c.ref.describe(&l[i]))
 			}
 			values = append(values, l[i].value)
+		}
+		if t := c.term(k, values...); c.has("ends") && t.ends != ends {
+			c.refuse("ends are not those of the rows")
 		}
 		out = made(out, in[0][i].rectangle, c.make(k, nil, in[0][i].rectangle, values...))
 	}

@@ -40,6 +40,7 @@ type term struct {
 	need     box   // of kinds whose sums are over the same indices in all rows and columns
 	window   int64 // tokens that a query sees
 	partner  value // of the result of attention: its lse
+	ends     value // of an elementwise function of rows in the order of experts: where the rows of each expert end
 	shared   *term // the same, but its operand is a sum over shares that has been left incomplete
 }
 

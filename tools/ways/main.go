@@ -5,8 +5,7 @@
 //	B  each GPU has a part of the columns of every expert; tokens are gathered, results are summed (sp_mode = megatron)
 //	D  each GPU has some experts; tokens are gathered, results are summed (expert_parallel = on)
 //
-// The instructions are those of a layer without attention, as they are compiled. Those of D have room for the rows that all tokens may
-// have on a GPU, of which elementwise instructions compute all; loads are balanced.
+// The instructions are those of a layer without attention, as they are compiled. Loads are balanced.
 package main
 
 import (

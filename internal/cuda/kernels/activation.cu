@@ -2,6 +2,18 @@
 // writes its outputs, so an output may overwrite an input in place.
 #include "common.cuh"
 
+// SORTED are the parameters of a kernel for rows in the order of experts: n elements, and, if ends is not null, rows of cols
+// elements, of which those from the last of ends on are not there. up_to returns how many elements are. If the last of ends is not
+// a number of rows, the first element of the result is NaN.
+#define SORTED i64 n, const int *ends, i64 experts, i64 cols
+template <class T> DEV i64 up_to(T *y, SORTED) {
+    if (!ends) return n;
+    const i64 last = (i64)ends[experts - 1] * cols;
+    if (last >= 0 && last <= n) return last;
+    if (blockIdx.x == 0 && threadIdx.x == 0) store(y, __int_as_float(0x7fffffff));
+    return 0;
+}
+
 // logistic returns 1 / (1 + exp(-x)). For f32 results it is accurate except for the last few bits. For bf16 results
 // it uses the special function unit; the relative error is at most (|x| + 4) * 2^-23 for x above -80. For |x| < 100
 // this is less than a hundredth of bf16's rounding error of 2^-9.
@@ -81,7 +93,8 @@ template <class T> DEV Value clamped_silu(const T *p, float x) {
 #define UP_clamped_silu(u) Value{fminf(fmaxf(u, -7.0f), 7.0f) + 1.0f, fabsf(u) > 7.0f ? 0.0f : 1.0f}
 
 #define ACTIVATION(F, S, T)                                                             \
-    KERNEL(activation_##F##_##S, (T * y, const T *x, i64 n)) {                          \
+    KERNEL(activation_##F##_##S, (T * y, const T *x, SORTED)) {                         \
+        n = up_to(y, n, ends, experts, cols);                                           \
         EACH8(i, n) {                                                                   \
             float v[8];                                                                 \
             load_some(x + i, v, n - i);                                                 \
@@ -89,7 +102,8 @@ template <class T> DEV Value clamped_silu(const T *p, float x) {
             store_some(y + i, v, n - i);                                                \
         }                                                                               \
     }                                                                                   \
-    KERNEL(activation_grad_##F##_##S, (T * dx, const T *dy, const T *x, i64 n)) {       \
+    KERNEL(activation_grad_##F##_##S, (T * dx, const T *dy, const T *x, SORTED)) {      \
+        n = up_to(dx, n, ends, experts, cols);                                          \
         EACH8(i, n) {                                                                   \
             float v[8], d[8];                                                           \
             load_some(x + i, v, n - i);                                                 \
@@ -98,7 +112,8 @@ template <class T> DEV Value clamped_silu(const T *p, float x) {
             store_some(dx + i, v, n - i);                                               \
         }                                                                               \
     }                                                                                   \
-    KERNEL(glu_##F##_##S, (T * y, const T *gate, const T *up, i64 n)) {                 \
+    KERNEL(glu_##F##_##S, (T * y, const T *gate, const T *up, SORTED)) {                \
+        n = up_to(y, n, ends, experts, cols);                                           \
         EACH8(i, n) {                                                                   \
             float g[8], u[8];                                                           \
             load_some(gate + i, g, n - i);                                              \
@@ -107,7 +122,8 @@ template <class T> DEV Value clamped_silu(const T *p, float x) {
             store_some(y + i, g, n - i);                                                \
         }                                                                               \
     }                                                                                   \
-    KERNEL(glu_grad_##F##_##S, (T * dgate, T * dup, const T *dy, const T *gate, const T *up, i64 n)) { \
+    KERNEL(glu_grad_##F##_##S, (T * dgate, T * dup, const T *dy, const T *gate, const T *up, SORTED)) { \
+        n = up_to(dgate, n, ends, experts, cols);                                       \
         EACH8(i, n) {                                                                   \
             float g[8], u[8], d[8];                                                     \
             load_some(gate + i, g, n - i);                                              \

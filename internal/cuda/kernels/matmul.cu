@@ -187,8 +187,8 @@ DEV void matmul_grouped_weights(float *db, const T *a, const T *dy, const int *e
 
 #define GROUPED(S, C, T, SIDE, PRODUCT)                                                                                        \
     KERNEL(matmul_grouped_##S, (C * c, const T *a, const T *b, const T *bias, const int *ends, i64 experts, i64 n, i64 inner,  \
-                                i64 outer)) {                                                                                  \
-        matmul_grouped(c, a, b, bias, ends, experts, n, inner, outer, SIDE, false, PRODUCT<false, false>{0});                  \
+                                i64 outer, i64 accumulate)) {                                                                  \
+        matmul_grouped(c, a, b, bias, ends, experts, n, inner, outer, SIDE, false, PRODUCT<false, false>{accumulate});         \
     }
 GROUPED(ff, float, float, 64, Plain)
 GROUPED(bf, bf16, float, 64, Plain)
@@ -196,8 +196,8 @@ GROUPED(fb, float, bf16, 128, Tensor)
 GROUPED(bb, bf16, bf16, 128, Tensor)
 #define GROUPED_GRADS(S, T, SIDE, PRODUCT)                                                                                     \
     KERNEL(matmul_grouped_grad_##S, (T * da, const T *dy, const T *b, const int *ends, i64 experts, i64 n, i64 inner,          \
-                                     i64 outer)) {                                                                             \
-        matmul_grouped(da, dy, b, (const T *)0, ends, experts, n, inner, outer, SIDE, true, PRODUCT<false, true>{0});          \
+                                     i64 outer, i64 accumulate)) {                                                             \
+        matmul_grouped(da, dy, b, (const T *)0, ends, experts, n, inner, outer, SIDE, true, PRODUCT<false, true>{accumulate}); \
     }                                                                                                                          \
     KERNEL(matmul_grouped_weights_##S, (float *db, const T *a, const T *dy, const int *ends, i64 experts, i64 n, i64 inner,    \
                                         i64 outer, i64 accumulate)) {                                                          \

@@ -191,7 +191,8 @@ func (d *draw) absent(i int) bool {
 		delta := d.names["kv_heads"]%2 == 0
 		return d.info.Operands[i].Name == "o" && delta || d.info.Operands[i].Name == "delta" && !delta
 	}
-	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || d.info.Rule == ir.RuleMatmul && d.names["accumulate"] != 0)
+	adds := (d.info.Rule == ir.RuleMatmul || d.in.Op == ir.MatmulGrouped) && d.names["accumulate"] != 0
+	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || adds)
 }
 
 // number returns the size of a named dimension: the fixed one, or a random one from 1 to the limit of this

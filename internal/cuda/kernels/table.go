@@ -73,7 +73,7 @@ var table = [ir.NumOps]struct {
 	ir.ConcatHeadsGrad:         {"elementwise.cu", concatHeadsGrad},
 }
 
-// activation launches the kernel for an activation function; all operands have the same shape and type.
+// activation launches the kernel for an activation function; all operands but ends have the same shape and type.
 func activation(kernel string, operands ...string) func(*binder) {
 	return func(b *binder) {
 		kernel := kernel + "_" + ir.Functions[b.int("function")]
@@ -82,7 +82,8 @@ func activation(kernel string, operands ...string) func(*binder) {
 		for _, o := range operands {
 			args = append(args, o)
 		}
-		b.launch(kernel+"_"+b.types(operands[0]), spread(n, 8), append(args, n)...)
+		_, cols := b.shape(operands[0])
+		b.launch(kernel+"_"+b.types(operands[0]), spread(n, 8), append(args, n, "ends", b.elements("ends"), cols)...)
 	}
 }
 

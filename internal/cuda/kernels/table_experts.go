@@ -119,10 +119,10 @@ func matmulGrouped(b *binder) {
 	experts := b.elements("ends")
 	grid := groups(n, experts, outer, b.side("a"))
 	if b.int("trans_b") != 0 { // this kernel's names are those of a gradient, from columns inner to columns outer of a matrix
-		b.launch("matmul_grouped_grad_"+b.types("a"), grid, "c", "a", "b", "ends", experts, n, outer, inner)
+		b.launch("matmul_grouped_grad_"+b.types("a"), grid, "c", "a", "b", "ends", experts, n, outer, inner, b.int("accumulate"))
 		return
 	}
-	b.launch("matmul_grouped_"+b.types("c", "a"), grid, "c", "a", "b", "bias", "ends", experts, n, inner, outer)
+	b.launch("matmul_grouped_"+b.types("c", "a"), grid, "c", "a", "b", "bias", "ends", experts, n, inner, outer, b.int("accumulate"))
 }
 
 func matmulGroupedWeightGrad(b *binder) {

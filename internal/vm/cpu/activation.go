@@ -8,13 +8,6 @@ import (
 	"sppo.dev/ir"
 )
 
-var activationKernels = kernelTable{
-	ir.Activation:     activation,
-	ir.ActivationGrad: activationGrad,
-	ir.GLU:            glu,
-	ir.GLUGrad:        gluGrad,
-}
-
 // function is an activation: y = f(x), and dx = f'(x) * dy. Results may overwrite x or dy.
 type function struct {
 	forward  func(y, x []float32)
@@ -115,24 +108,24 @@ func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
 func (b *binder) function() function { return functions[b.int("function")] }
 
-func activation(b *binder) func() {
+func activation(b *binder) func() error {
 	f := b.function()
-	return b.each([]string{"y"}, []string{"x"}, func(out, in [][]float32) { f.forward(out[0], in[0]) })
+	return b.eachUpTo([]string{"y"}, []string{"x"}, func(out, in [][]float32) { f.forward(out[0], in[0]) })
 }
 
-func activationGrad(b *binder) func() {
+func activationGrad(b *binder) func() error {
 	f := b.function()
-	return b.each([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { f.backward(out[0], in[1], in[0]) })
+	return b.eachUpTo([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { f.backward(out[0], in[1], in[0]) })
 }
 
 // glu uses a separate kernel for silu, the activation that most current models use.
-func glu(b *binder) func() {
+func glu(b *binder) func() error {
 	operands := []string{"gate", "up"}
 	if int64(b.int("function")) == ir.Silu {
-		return b.each([]string{"y"}, operands, func(out, in [][]float32) { simd.SwiGLU(out[0], in[0], in[1]) })
+		return b.eachUpTo([]string{"y"}, operands, func(out, in [][]float32) { simd.SwiGLU(out[0], in[0], in[1]) })
 	}
 	f, rows, clamped := b.function(), b.rowBuffers(), int64(b.int("function")) == ir.ClampedSilu
-	return b.each([]string{"y"}, operands, func(out, in [][]float32) {
+	return b.eachUpTo([]string{"y"}, operands, func(out, in [][]float32) {
 		n := len(out[0])
 		buffer := rows.take(2 * n)
 		act, up := buffer[:n], in[1]
@@ -146,13 +139,13 @@ func glu(b *binder) func() {
 	})
 }
 
-func gluGrad(b *binder) func() {
+func gluGrad(b *binder) func() error {
 	results, operands := []string{"dgate", "dup"}, []string{"dy", "gate", "up"}
 	if int64(b.int("function")) == ir.Silu {
-		return b.each(results, operands, func(out, in [][]float32) { simd.SwiGLUBackward(out[0], out[1], in[1], in[2], in[0]) })
+		return b.eachUpTo(results, operands, func(out, in [][]float32) { simd.SwiGLUBackward(out[0], out[1], in[1], in[2], in[0]) })
 	}
 	f, rows, clamped := b.function(), b.rowBuffers(), int64(b.int("function")) == ir.ClampedSilu
-	return b.each(results, operands, func(out, in [][]float32) {
+	return b.eachUpTo(results, operands, func(out, in [][]float32) {
 		n := len(out[0])
 		buffer := rows.take(3 * n)
 		act, dact := buffer[:n], buffer[n:2*n]

@@ -24,7 +24,7 @@ type bound struct {
 // kernelTable binds opcodes that compute. Each file of kernels has its own table.
 type kernelTable map[ir.Op]func(*binder) func()
 
-var kernels = joined(activationKernels, attentionKernels, elementwiseKernels, embedKernels, expertKernels, lossKernels, matmulKernels, normKernels, optimizerKernels, ropeKernels, scanKernels)
+var kernels = joined(attentionKernels, elementwiseKernels, embedKernels, expertKernels, lossKernels, matmulKernels, normKernels, optimizerKernels, ropeKernels, scanKernels)
 
 func joined(tables ...kernelTable) kernelTable {
 	all := kernelTable{}

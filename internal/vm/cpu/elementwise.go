@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"fmt"
 	"math"
 
 	"sppo.dev/internal/vm"
@@ -20,7 +21,30 @@ var elementwiseKernels = kernelTable{
 
 // each binds a kernel that works element by element on operands of the same shape.
 func (b *binder) each(outs, ins []string, f func(out, in [][]float32)) func() {
-	rows, cols := b.shape(outs[0])
+	rows, _ := b.shape(outs[0])
+	run := b.eachOf(outs, ins, f)
+	return func() { run(rows) }
+}
+
+// eachUpTo is like each, for the rows up to the last of ends if there are ends.
+func (b *binder) eachUpTo(outs, ins []string, f func(out, in [][]float32)) func() error {
+	rows, _ := b.shape(outs[0])
+	run, ends := b.eachOf(outs, ins, f), []int32{int32(rows)}
+	if b.has("ends") {
+		ends = b.ints("ends")
+	}
+	return func() error {
+		last := int(ends[len(ends)-1])
+		if last < 0 || last > rows {
+			return fmt.Errorf("the last of ends is %d, but there are only %d rows", last, rows)
+		}
+		run(last)
+		return nil
+	}
+}
+
+func (b *binder) eachOf(outs, ins []string, f func(out, in [][]float32)) func(rows int) {
+	_, cols := b.shape(outs[0])
 	mats := func(names []string) (list []simd.Mat) {
 		for _, name := range names {
 			list = append(list, b.mat(name))
@@ -28,7 +52,7 @@ func (b *binder) each(outs, ins []string, f func(out, in [][]float32)) func() {
 		return list
 	}
 	out, in, pool := mats(outs), mats(ins), b.device.pool
-	return func() { simd.Map(pool, rows, cols, out, in, f) }
+	return func(rows int) { simd.Map(pool, rows, cols, out, in, f) }
 }
 
 func cast(b *binder) func() { return b.each([]string{"y"}, []string{"x"}, copyRow) }

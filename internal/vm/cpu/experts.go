@@ -15,6 +15,10 @@ var checkedKernels = map[ir.Op]func(*binder) func() error{
 	ir.ExpertLoad:              expertLoad,
 	ir.MatmulGrouped:           matmulGrouped,
 	ir.MatmulGroupedWeightGrad: matmulGroupedWeightGrad,
+	ir.Activation:              activation,
+	ir.ActivationGrad:          activationGrad,
+	ir.GLU:                     glu,
+	ir.GLUGrad:                 gluGrad,
 }
 
 var expertKernels = kernelTable{ir.Route: route, ir.ExpertCounts: expertCounts, ir.RouterLossGrad: routerLossGrad}
@@ -135,7 +139,7 @@ func (b *binder) grouped(rows int, matrices string, run func(pool *simd.Pool, g 
 }
 
 func matmulGrouped(b *binder) func() error {
-	c, a, transposed := b.mat("c"), b.mat("a"), b.bool("trans_b")
+	c, a, transposed, accumulate := b.mat("c"), b.mat("a"), b.bool("trans_b"), b.bool("accumulate")
 	rows, _ := b.shape("a")
 	var biases simd.Mat
 	if b.has("bias") {
@@ -143,10 +147,10 @@ func matmulGrouped(b *binder) func() error {
 	}
 	return b.grouped(rows, "b", func(p *simd.Pool, g *simd.Grouped) {
 		if transposed {
-			g.TransposedProduct(p, c, a)
+			g.TransposedProduct(p, c, a, accumulate)
 			return
 		}
-		g.Product(p, c, a, biases)
+		g.Product(p, c, a, biases, accumulate)
 	})
 }
 

@@ -18,7 +18,8 @@ func TestWrongIndices(t *testing.T) {
 	}
 	y, x := view(0, ir.F32, rows, cols), view(1, ir.F32, rows, cols)
 	permute := ir.Instr{Op: ir.Permute, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows, 1)}, Attrs: []ir.Attr{ir.Int(1)}}
-	grouped := ir.Instr{Op: ir.MatmulGrouped, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows), view(3, ir.F32, rows, cols, cols), ir.Absent()}, Attrs: []ir.Attr{ir.Int(0)}}
+	grouped := ir.Instr{Op: ir.MatmulGrouped, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows), view(3, ir.F32, rows, cols, cols), ir.Absent()}, Attrs: []ir.Attr{ir.Int(0), ir.Int(0)}}
+	sorted := ir.Instr{Op: ir.Activation, Stream: ir.Compute, Args: []ir.View{y, x, view(2, ir.I32, rows)}, Attrs: []ir.Attr{ir.Int(ir.Silu)}}
 	for name, c := range map[string]struct {
 		in      ir.Instr
 		indices [rows]int32
@@ -29,6 +30,8 @@ func TestWrongIndices(t *testing.T) {
 		"a place twice":     {permute, [rows]int32{0, 1, 1, 3}, "places[2] is 1"},
 		"ends that descend": {grouped, [rows]int32{3, 2, 4, 4}, "ends[1] is 2, less than 3 before it"},
 		"too many rows":     {grouped, [rows]int32{1, 2, 3, 5}, "the last of ends is 5, but there are only 4 rows"},
+		"rows of none":      {sorted, [rows]int32{0, 0, 0, 5}, "the last of ends is 5, but there are only 4 rows"},
+		"negative rows":     {sorted, [rows]int32{0, 0, 0, -1}, "the last of ends is -1, but there are only 4 rows"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code := ir.Code{Name: "case"}

@@ -255,7 +255,7 @@ func matmulGrouped(c *call) {
 			for k := range inner {
 				sum = sum.plus(a.at(row*inner + k).times(b.at(matrix + k*down + o*right)))
 			}
-			y.set(row*outer+o, sum)
+			y.put(row*outer+o, sum, c.bool("accumulate"))
 		}
 	})
 }

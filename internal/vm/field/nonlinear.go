@@ -99,24 +99,40 @@ func (c *call) slope(x element) element {
 	return named("slope").with(uint64(c.int("function"))).of(x).element()
 }
 
+// upTo returns how many elements of an operand are in rows up to the last of ends, and eachUpTo sets as many.
+func (c *call) upTo(operand string) int {
+	ends, n := c.ints("ends"), c.operand(operand).len()
+	if len(ends) == 0 {
+		return n
+	}
+	_, cols := c.shape(operand)
+	return min(n, int(ends[len(ends)-1])*cols)
+}
+
+func (c *call) eachUpTo(y string, f func(i int) element) {
+	for i := range c.upTo(y) {
+		c.operand(y).set(i, f(i))
+	}
+}
+
 func activation(c *call) {
 	x := c.operand("x")
-	c.each("y", func(i int) element { return c.apply(x.at(i)) })
+	c.eachUpTo("y", func(i int) element { return c.apply(x.at(i)) })
 }
 
 func activationGrad(c *call) {
 	dy, x := c.operand("dy"), c.operand("x")
-	c.each("dx", func(i int) element { return dy.at(i).times(c.slope(x.at(i))) })
+	c.eachUpTo("dx", func(i int) element { return dy.at(i).times(c.slope(x.at(i))) })
 }
 
 func glu(c *call) {
 	gate, up := c.operand("gate"), c.operand("up")
-	c.each("y", func(i int) element { return c.apply(gate.at(i)).times(up.at(i)) })
+	c.eachUpTo("y", func(i int) element { return c.apply(gate.at(i)).times(up.at(i)) })
 }
 
 func gluGrad(c *call) {
 	dgate, dup, dy, gate, up := c.operand("dgate"), c.operand("dup"), c.operand("dy"), c.operand("gate"), c.operand("up")
-	for i := range dy.len() {
+	for i := range c.upTo("dy") {
 		g, x, u := dy.at(i), gate.at(i), up.at(i)
 		dgate.set(i, g.times(u).times(c.slope(x)))
 		dup.set(i, g.times(c.apply(x)))

@@ -298,6 +298,23 @@ func caseMatmulGrouped(s *suite) {
 			s.equal("c", out["c"], onto(c, naive.MatMulGrouped(a.data, transposedEach(b.data, outer, inner), nil, ends, inner, outer)), s.dtype)
 		})
 	})
+	s.sub("accumulate", func(s *suite) {
+		s.grouped(func(s *suite, n, inner, outer int, ends []int) {
+			for _, transposed := range []bool{false, true} {
+				a, b, c := s.normal(n, inner), s.normal(len(ends), inner, outer), s.normal(n, outer)
+				want := naive.MatMulGrouped(a.data, b.data, nil, ends, inner, outer)
+				for i := range want {
+					want[i] += c.data[i]
+				}
+				if transposed {
+					b = &value{dtype: b.dtype, shape: []int{len(ends), outer, inner}, data: transposedEach(b.data, inner, outer)}
+				}
+				in := args{"c": c, "a": a, "ends": indices(ends, len(ends)), "b": b}
+				out := s.run(call{op: ir.MatmulGrouped, attrs: attrs{"trans_b": truth(transposed), "accumulate": truth(true)}, args: in})
+				s.equal("c", out["c"], onto(c, want), s.dtype)
+			}
+		})
+	})
 }
 
 func caseMatmulGroupedWeightGrad(s *suite) {

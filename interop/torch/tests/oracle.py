@@ -431,9 +431,16 @@ def _(c):
     c.values["ends"] = torch.tensor(sorted(c.draw.randint(0, n) for _ in range(e - 1)) + [c.draw.choice([n, n, n - n // 3])])
     c.values["ends"].clamp_(max=int(c.values["ends"][-1]))
     c.shapes["b"] = c.shapes["db"] = (e, o, k) if c.attributes["trans_b"] else (e, k, o)
-    if c.op.name == "matmul_grouped" and c.attributes["trans_b"]:
+    if c.op.name == "matmul_grouped" and (c.attributes["trans_b"] or c.attributes["accumulate"]):
         c.absent.add("bias")
+    if c.op.name == "matmul_grouped" and c.attributes["trans_b"]:
         c.operand_types["c"] = c.types["T"]
+
+
+@rule("activation", "activation_grad", "glu", "glu_grad")
+def _(c):
+    pick(c, share=[0, 0.5])
+    c.values["ends"] = torch.randint(0, c.sizes["n"] + 1, (c.sizes["e"],)).sort().values
 
 
 @rule("scan", "scan_grad")

@@ -427,8 +427,8 @@ func (g *Grouped) each(visit func(expert, row, rows int)) {
 	}
 }
 
-// Product sets c to the product of a and the experts' matrices, plus their biases unless there are none.
-func (g *Grouped) Product(p *Pool, c, a Mat, biases Mat) {
+// Product sets c to the product of a and the experts' matrices, plus their biases unless there are none, or adds it to c.
+func (g *Grouped) Product(p *Pool, c, a Mat, biases Mat, accumulate bool) {
 	buf := make([]float32, g.Outer)
 	g.each(func(e, row, rows int) {
 		if rows == 0 {
@@ -438,15 +438,15 @@ func (g *Grouped) Product(p *Pool, c, a Mat, biases Mat) {
 		if biases.Ld > 0 {
 			bias = biases.row(e, g.Outer, buf)
 		}
-		GemmMat(p, false, false, rows, g.Outer, g.Inner, a.From(row), g.Matrices.From(e*g.Inner), false, bias, c.From(row))
+		GemmMat(p, false, false, rows, g.Outer, g.Inner, a.From(row), g.Matrices.From(e*g.Inner), accumulate, bias, c.From(row))
 	})
 }
 
-// TransposedProduct sets c to the product of a and the transposes of the experts' matrices.
-func (g *Grouped) TransposedProduct(p *Pool, c, a Mat) {
+// TransposedProduct sets c to the product of a and the transposes of the experts' matrices, or adds it to c.
+func (g *Grouped) TransposedProduct(p *Pool, c, a Mat, accumulate bool) {
 	g.each(func(e, row, rows int) {
 		if rows > 0 {
-			GemmMat(p, false, true, rows, g.Inner, g.Outer, a.From(row), g.Matrices.From(e*g.Inner), false, nil, c.From(row))
+			GemmMat(p, false, true, rows, g.Inner, g.Outer, a.From(row), g.Matrices.From(e*g.Inner), accumulate, nil, c.From(row))
 		}
 	})
 }

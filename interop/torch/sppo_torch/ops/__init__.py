@@ -53,6 +53,17 @@ def _wide(x: Tensor | None) -> Tensor | None:
     return x.float() if x is not None and x.is_floating_point() else x
 
 
+def _up_to(operands: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Returns the rows of operands up to the last of the operand ends, if there is one."""
+    ends = operands.get("ends")
+    if ends is None:
+        return operands
+    last = int(ends[-1])
+    if last < 0 or any(x is not None and last > len(x) for name, x in operands.items() if name != "ends"):
+        raise ValueError(f"the last of ends is {last}, which is no number of rows")
+    return {name: x if x is None or name == "ends" else x[:last] for name, x in operands.items()}
+
+
 def differentiable(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
     """Registers the functions of an opcode and of its gradient, NAME_grad, which autograd computes. The function gets what the opcode
     reads, numbers in f32, and returns the results in the order of the table. For an absent operand it gets None, or in the
@@ -62,14 +73,14 @@ def differentiable(function: Callable[..., tuple[Tensor, ...]]) -> Callable[...,
 
     @wraps(function)
     def forward(*operands: Tensor | None, **attributes: Any) -> None:
-        of = {o.name: x for o, x in zip(op.operands, operands)}
+        of = _up_to({o.name: x for o, x in zip(op.operands, operands)})
         for name, value in zip(results, function(*(_wide(of[n]) for n in reads), **attributes)):
             if of[name] is not None:
                 store(of[name], value)
 
     @wraps(function)
     def backward(*operands: Tensor | None, **attributes: Any) -> None:
-        of = {o.name: x for o, x in zip(grad.operands, operands)}
+        of = _up_to({o.name: x for o, x in zip(grad.operands, operands)})
         inputs = {n: _wide(of[n]) for n in reads}
         outs = {o.name[1:]: o for o in grad.operands if o.dir != "in" and of[o.name] is not None}
         with torch.enable_grad():

@@ -22,12 +22,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @differentiable
-def activation(x: Tensor, *, function: str) -> tuple[Tensor]:
+def activation(x: Tensor, ends: Tensor | None, *, function: str, share: float) -> tuple[Tensor]:
     return (FUNCTIONS[function](x),)
 
 
 @differentiable
-def glu(gate: Tensor, up: Tensor, *, function: str) -> tuple[Tensor]:
+def glu(gate: Tensor, up: Tensor, ends: Tensor | None, *, function: str, share: float) -> tuple[Tensor]:
     if function == "clamped_silu":
         up = up.clamp(-7, 7) + 1
     return (FUNCTIONS[function](gate) * up,)

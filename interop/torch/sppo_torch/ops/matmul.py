@@ -40,10 +40,12 @@ def _rows(ends: Tensor, n: int) -> list[slice]:
 
 
 @opcode
-def matmul_grouped(c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor | None, *, trans_b: bool, share: float) -> None:
+def matmul_grouped(
+    c: Tensor, a: Tensor, ends: Tensor, b: Tensor, bias: Tensor | None, *, trans_b: bool, accumulate: bool, share: float
+) -> None:
     for e, rows in enumerate(_rows(ends, a.shape[0])):
         value = product(a[rows], b[e].T if trans_b else b[e])
-        store(c[rows], value if bias is None else value + bias[e].float())
+        store(c[rows], value if bias is None else value + bias[e].float(), accumulate)
 
 
 @opcode
