@@ -193,8 +193,12 @@ func (c *checker) sizes() {
 	case m.Heads%m.KVHeads == 0 && m.KVHeads%heads != 0 && heads%m.KVHeads != 0:
 		c.fail("schedule.sp", Indivisible, near, "%d key and value heads cannot be shared evenly by %s", m.KVHeads, ranks)
 	}
-	if s.ExpertParallel == "on" && m.Experts == 0 {
+	switch {
+	case s.ExpertParallel != "on":
+	case m.Experts == 0:
 		c.fail("schedule.expert_parallel", Conflict, "expert_parallel = off", "the model has no experts")
+	case s.SP == 1:
+		c.fail("schedule.expert_parallel", Conflict, "expert_parallel = off, or sp = 2, for example", "with sp = 1, a single rank has all experts of a layer")
 	}
 	if stages, most := int64(pp)*int64(max(1, s.VirtualStages)), int64(MostStages(m.Layers, pp, s.VirtualStages)); stages > most {
 		words := fmt.Sprintf("pp = %d", pp)

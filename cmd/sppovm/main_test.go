@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -107,6 +108,35 @@ func TestJSONLines(t *testing.T) {
 	}
 	if first := all[1]["loss"].(float64); first < 5 || first > 6.5 {
 		t.Errorf("the first loss is %v, far from that of 256 equally likely bytes", first)
+	}
+}
+
+// TestExpertLoads checks that a step of a model with experts has the load of each layer with experts: with two of four experts for each
+// token, at least the mean, and at most twice the mean. With all four, it is the mean.
+func TestExpertLoads(t *testing.T) {
+	inBase(t)
+	for top, most := range map[int]float64{2: 2, 4: 1} {
+		set := []string{"model.family=qwen3_moe", "model.ffn=32", "model.num_experts=4", fmt.Sprintf("model.num_experts_per_tok=%d", top),
+			"model.moe_intermediate_size=16", "model.mlp_only_layers=[0]", "schedule.expert_parallel=on", "train.steps=2"}
+		args := []string{"run", "tiny.sppo", "--json"}
+		for _, s := range set {
+			args = append(args, "--set", s)
+		}
+		out, _ := sppovm(t, t.Context(), args...)
+		steps := 0
+		for _, o := range objects(t, out) {
+			if _, step := o["loss"]; !step {
+				continue
+			}
+			steps++
+			load, _ := o["expert_load"].(map[string]any)
+			if x, ok := load["layer.1"].(float64); len(load) != 1 || !ok || x < 1 || x > most {
+				t.Errorf("top %d: expert_load is %v, not that of layer.1, from 1 to %g", top, o["expert_load"], most)
+			}
+		}
+		if steps != 2 {
+			t.Errorf("top %d: %d steps", top, steps)
+		}
 	}
 }
 

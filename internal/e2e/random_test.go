@@ -167,7 +167,7 @@ func (d *drawn) spreadExperts(sp int) {
 	if _, text, found := strings.Cut(d.text, "num_experts = "); found {
 		fmt.Sscan(text, &experts)
 	}
-	if experts > 0 && experts%sp == 0 && crc32.ChecksumIEEE([]byte("spread"+d.text))%2 == 0 {
+	if sp > 1 && experts > 0 && experts%sp == 0 && crc32.ChecksumIEEE([]byte("spread"+d.text))%2 == 0 {
 		value = "on"
 	}
 	d.schedule = append(d.schedule, request{"expert_parallel", value, value, "off"})
