@@ -52,9 +52,10 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	weights, logSumExp := attentionWeights(q, k, s)
 	out = make([]float64, len(q)/s.HeadDim*s.Values())
 	s.each(func(t, b, h, row int) {
+		to := out[s.out(t, b, h):][:s.Values()]
 		for u, p := range weights[row] {
-			for d := range s.Values() {
-				out[s.out(t, b, h)+d] += p * v[s.value(u, b, h)+d]
+			for d, x := range v[s.value(u, b, h):][:len(to)] {
+				to[d] += p * x
 			}
 		}
 	})
@@ -68,7 +69,7 @@ func AttentionGrad(q, k, v, out, logSumExp, dout []float64, s AttentionShape) (d
 	for i := range out {
 		delta[i/s.Values()] += dout[i] * out[i]
 	}
-	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
+	return attentionGrad(q, k, v, dout, logSumExp, delta, s, addScaled)
 }
 
 // AttentionSink returns the results of Attention after one more key, with the score sinks[h] and the value 0, has been
@@ -104,9 +105,9 @@ func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 			if math.IsInf(score, -1) { // masked
 				continue
 			}
-			p := math.Exp(score - logSumExp[row])
-			for d := range s.Values() {
-				terms[s.out(t, b, h)+d] += p * math.Abs(v[s.value(u, b, h)+d])
+			p, to := math.Exp(score-logSumExp[row]), terms[s.out(t, b, h):][:s.Values()]
+			for d, x := range v[s.value(u, b, h):][:len(to)] {
+				to[d] += p * math.Abs(x)
 			}
 		}
 	})
@@ -116,27 +117,38 @@ func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 // AttentionGradTerms returns the sums of the absolute values of the terms p*dout, ds*k and ds*q that
 // AttentionGrad sums. logSumExp and delta may cover more keys than k holds.
 func AttentionGradTerms(q, k, v, dout, logSumExp, delta []float64, s AttentionShape) (dq, dk, dv []float64) {
-	return attentionGrad(q, k, v, dout, logSumExp, delta, s, math.Abs)
+	return attentionGrad(q, k, v, dout, logSumExp, delta, s, addSizes)
 }
 
-func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, of func(term float64) float64) (dq, dk, dv []float64) {
+// addScaled adds a times every element of x to sum; addSizes adds the absolute values of these products.
+func addScaled(sum []float64, a float64, x []float64) {
+	for i, x := range x[:len(sum)] {
+		sum[i] += a * x
+	}
+}
+
+func addSizes(sum []float64, a float64, x []float64) {
+	for i, x := range x[:len(sum)] {
+		sum[i] += math.Abs(a * x)
+	}
+}
+
+func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, add func(sum []float64, a float64, x []float64)) (dq, dk, dv []float64) {
 	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
 	s.each(func(t, b, h, row int) {
-		query, out := s.query(t, b, h), s.out(t, b, h)
+		query, out := s.query(t, b, h), dout[s.out(t, b, h):][:s.Values()]
 		for u, score := range s.scores(q, k, t, b, h) {
 			p, key, value, dp := math.Exp(score-logSumExp[row]), s.key(u, b, h), s.value(u, b, h), 0.0
-			for d := range s.Values() {
-				dp += dout[out+d] * v[value+d]
-				dv[value+d] += of(p * dout[out+d])
+			for d, x := range v[value:][:len(out)] {
+				dp += out[d] * x
 			}
+			add(dv[value:][:len(out)], p, out)
 			if math.IsInf(score, -1) { // masked
 				continue
 			}
 			ds := SoftcapGrad([]float64{score}, []float64{p * (dp - delta[row])}, s.Softcap)[0] / math.Sqrt(float64(s.HeadDim))
-			for d := range s.HeadDim {
-				dq[query+d] += of(ds * k[key+d])
-				dk[key+d] += of(ds * q[query+d])
-			}
+			add(dq[query:][:s.HeadDim], ds, k[key:])
+			add(dk[key:][:s.HeadDim], ds, q[query:])
 		}
 	})
 	return dq, dk, dv
@@ -163,11 +175,11 @@ func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 			scores[u] = math.Inf(-1)
 			continue
 		}
-		key := k[s.key(u, b, h):]
-		for d, x := range query {
-			scores[u] += x * key[d] / root
+		product := 0.0
+		for d, x := range k[s.key(u, b, h):][:len(query)] {
+			product += query[d] * x
 		}
-		scores[u] = Softcap(scores[u:u+1], s.Softcap)[0]
+		scores[u] = Softcap([]float64{product / root}, s.Softcap)[0]
 	}
 	return scores
 }
