@@ -8,22 +8,18 @@ import (
 	"sppo.dev/ir"
 )
 
-// Conformance runs every case on a device and returns a digest of each case's results, keyed by the case's
-// name, so that two configurations of a device can be compared bit for bit.
-func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
-	return run(t, suite{newDevice: newDevice})
-}
+// Conformance runs every case on a device, in each of the given configurations, which must give the same bits.
+func Conformance(t *testing.T, devices ...func() vm.Device) { run(t, suite{devices: devices}) }
 
 // ShortConformance is Conformance without attention over many tiles, which takes most of the time on emulated
 // kernels: it omits rings with chunks longer than a tile, and shapes with more queries than two tiles hold; for each
 // other shape, gradients either overwrite or accumulate. It is for devices whose kernels pass the whole suite in
 // another test.
 func ShortConformance(t *testing.T, newDevice func() vm.Device) {
-	run(t, suite{newDevice: newDevice, short: true})
+	run(t, suite{devices: []func() vm.Device{newDevice}, short: true})
 }
 
-func run(t *testing.T, common suite) map[string]uint64 {
-	digests := map[string]uint64{}
+func run(t *testing.T, common suite) {
 	for op := range ir.NumOps {
 		class := ir.Ops[op].Class
 		if class == ir.ClassComm || class == ir.ClassSync {
@@ -40,13 +36,12 @@ func run(t *testing.T, common suite) map[string]uint64 {
 			for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 				t.Run(dtype.String(), func(t *testing.T) {
 					s := common
-					s.T, s.rng, s.dtype, s.digests = t, rand.New(rand.NewPCG(seed, uint64(op))), dtype, digests
+					s.T, s.rng, s.dtype = t, rand.New(rand.NewPCG(seed, uint64(op))), dtype
 					check(&s)
 				})
 			}
 		})
 	}
-	return digests
 }
 
 // sub runs a variant of a case under its own name.

@@ -11,8 +11,8 @@ import (
 	"sppo.dev/internal/vm/vmtest/naive"
 )
 
-// models caches the results of naive attention, keyed by the operands. A suite that runs again on another
-// configuration of a device uses the same operands, and the naive model is much slower than any device.
+// models caches the results of naive attention, keyed by the operands. A case needs some of them several times, and the
+// naive model is much slower than any device.
 var models sync.Map // [32]byte -> [][]float64
 
 // remembered returns the result of a model, which it calls only if the result is not cached.

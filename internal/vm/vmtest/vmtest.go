@@ -11,7 +11,7 @@
 package vmtest
 
 import (
-	"hash/fnv"
+	"bytes"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -44,14 +44,13 @@ type call struct {
 	alias map[string]string
 }
 
-// suite runs the cases of one device.
+// suite runs the cases of one device in one or more configurations.
 type suite struct {
 	*testing.T
-	newDevice func() vm.Device
-	short     bool // skip the slowest cases
-	rng       *rand.Rand
-	dtype     ir.DType // element type of this round
-	digests   map[string]uint64
+	devices []func() vm.Device // all must give the same bits
+	short   bool               // skip the slowest cases
+	rng     *rand.Rand
+	dtype   ir.DType // element type of this round
 }
 
 // guard is the minimum number of bytes before and after each buffer. A kernel must not write to these bytes.
@@ -237,7 +236,7 @@ func tokenAt(section ir.Section, round, sequence, position int64) int32 {
 	return int32(((int64(section)*100+round)*100+sequence)*1000 + position)
 }
 
-// run executes a call and returns all its operands afterwards.
+// run executes a call on every device, checks that all give the same bits, and returns all its operands afterwards.
 func (s *suite) run(c call) map[string][]float64 {
 	s.Helper()
 	p := s.program(c)
@@ -245,12 +244,33 @@ func (s *suite) run(c call) map[string][]float64 {
 	if err := in.CheckRule(); err != nil {
 		s.Fatalf("the case itself is wrong: %v", err)
 	}
-	d := s.newDevice()
+	var first map[string][]byte
+	for i, open := range s.devices {
+		after := s.runOn(open(), p, c)
+		if i == 0 {
+			first = after
+		}
+		for name, b := range after {
+			if !bytes.Equal(b, first[name]) {
+				s.Errorf("%s differs between device 0 and device %d", name, i)
+			}
+		}
+	}
+	out := map[string][]float64{}
+	for name, b := range first {
+		out[name] = c.args[name].decode(b)
+	}
+	return out
+}
+
+// runOn executes a call on one device, which it closes, and returns all its operands afterwards.
+func (s *suite) runOn(d vm.Device, p *ir.Program, c call) map[string][]byte {
+	s.Helper()
 	defer d.Close()
 	s.must(d.Load(p, 0, &vm.Env{Transport: vm.NewLocal(), Tokens: tokens{}}))
 	s.setUp(d, p, c)
 	s.must(d.Begin(ir.SectionStep, 1))
-	switch in.Info().Class {
+	switch p.Codes[0].Sections[ir.SectionStep][0].Info().Class {
 	case ir.ClassMove:
 		d.Copy(0)
 	default:
@@ -300,21 +320,17 @@ func noise(n int) []byte {
 
 // collect reads the operands, and checks that no byte outside them has changed and that the device reports the
 // right peak of every arena.
-func (s *suite) collect(d vm.Device, p *ir.Program, c call) map[string][]float64 {
+func (s *suite) collect(d vm.Device, p *ir.Program, c call) map[string][]byte {
 	s.Helper()
 	code := &p.Codes[0]
 	in := &code.Sections[ir.SectionStep][0]
-	out := map[string][]float64{}
-	digest := fnv.New64a()
+	out := map[string][]byte{}
 	for i, o := range in.Info().Operands {
-		if arg := c.args[o.Name]; arg != nil {
-			b := make([]byte, in.Args[i].Bytes())
-			s.must(d.Read(in.Args[i], b))
-			out[o.Name] = arg.decode(b)
-			digest.Write(b)
+		if c.args[o.Name] != nil {
+			out[o.Name] = make([]byte, in.Args[i].Bytes())
+			s.must(d.Read(in.Args[i], out[o.Name]))
 		}
 	}
-	s.digests[s.Name()] = digest.Sum64()
 	for i := range code.Buffers {
 		if code.Buffers[i].Name == "all" {
 			s.checkGuards(d, code, uint32(i))
