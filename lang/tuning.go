@@ -102,7 +102,10 @@ var linearTargets = map[string]string{
 	"in_proj": "z v k q a", "out_proj": "o",
 }
 
-// linearWeights returns the matrices of a target in linear attention. The first maps of Mamba-2 are one map, those of the gated delta rule
+// kimiTargets maps the targets of Kimi delta attention to its matrices. Other attention in the same model has some of the same targets.
+var kimiTargets = map[string]string{"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "b_proj": "wb", "f_a_proj": "wa_low", "f_b_proj": "wa", "g_a_proj": "wz_low", "g_b_proj": "wz", "o_proj": "wo"}
+
+// linearWeights returns the matrices of a target in linear attention, except in Kimi delta attention. The first maps of Mamba-2 are one map, those of the gated delta rule
 // are several.
 func (m *Model) linearWeights(target string) (weights []string) {
 	delta, mamba := slices.Contains(m.Mixers, MixerGatedDelta), slices.Contains(m.Mixers, MixerMamba2)
@@ -118,13 +121,25 @@ func (m *Model) linearWeights(target string) (weights []string) {
 // targetNames lists all targets in the order in which a layer applies them, followed by the names in GPT-2.
 var targetNames = []string{
 	"q_proj", "q_a_proj", "q_b_proj", "k_proj", "v_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
-	"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj", "c_attn", "c_fc", "c_proj",
+	"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "c_attn", "c_fc", "c_proj",
 }
 
 // gpt2Targets maps the names in GPT-2 to targets. In GPT-2, c_proj is the name of two linear maps.
 var gpt2Targets = map[string][]string{"c_attn": {"qkv_proj"}, "c_fc": {"up_proj"}, "c_proj": {"o_proj", "down_proj"}}
 
-// weightsOf returns the matrices of a target in a model, or nil if the model does not have that target.
+// mapsOf returns the linear maps of a target in a model: none if the model does not have it, two if Kimi delta attention and other attention
+// have it.
+func (m *Model) mapsOf(target string) (maps []LinearMap) {
+	if weights := m.weightsOf(target); weights != nil {
+		maps = append(maps, LinearMap{target, weights})
+	}
+	if name := kimiTargets[target]; name != "" && slices.Contains(m.Mixers, MixerKimiDelta) {
+		maps = append(maps, LinearMap{target, []string{"linear." + name}})
+	}
+	return maps
+}
+
+// weightsOf returns the matrices of a target in a model, except in Kimi delta attention, or nil if the model has no others.
 func (m *Model) weightsOf(target string) []string {
 	up, down := "w1", "w2"
 	if m.Gated {
@@ -192,14 +207,14 @@ func (m *Model) allLinear() []string {
 	} else {
 		targets = append(targets, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 	}
-	targets = append(targets, "in_proj", "out_proj")
-	return slices.DeleteFunc(targets, func(t string) bool { return m.weightsOf(t) == nil })
+	targets = append(targets, "in_proj", "out_proj", "b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj")
+	return slices.DeleteFunc(targets, func(t string) bool { return m.mapsOf(t) == nil })
 }
 
 // Maps returns the linear maps of a layer that have adapters, in the order in which the layer applies them.
 func (m *Model) Maps() (maps []LinearMap) {
 	for _, name := range m.AdapterTargets {
-		maps = append(maps, LinearMap{name, m.weightsOf(name)})
+		maps = append(maps, m.mapsOf(name)...)
 	}
 	return maps
 }
@@ -218,7 +233,7 @@ func (m *Model) resolve(written []string) (targets []string) {
 		}
 	}
 	for _, name := range targetNames {
-		if m.weightsOf(name) != nil && slices.Contains(asked, name) {
+		if m.mapsOf(name) != nil && slices.Contains(asked, name) {
 			targets = append(targets, name)
 		}
 	}
@@ -316,7 +331,7 @@ func (c *checker) tuning() {
 		c.fail("train.freeze", Conflict, "omit freeze", "with an adapter, all tensors of the model are already frozen")
 	}
 	for i, name := range m.AdapterTargets {
-		if name != AllLinear && gpt2Targets[name] == nil && m.weightsOf(name) == nil {
+		if name != AllLinear && gpt2Targets[name] == nil && m.mapsOf(name) == nil {
 			c.fail(c.culprit(fmt.Sprintf("train.adapter.targets[%d]", i), "train.adapter.targets"), Conflict,
 				"it has "+strings.Join(m.allLinear(), ", "), "the model has no %s", name)
 		}

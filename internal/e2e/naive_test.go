@@ -231,11 +231,15 @@ func TestAdaptersOfLinearAttention(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
 	}
-	for _, c := range []struct{ traits, targets string }{
-		{"hybrid", "all-linear"}, {"hybrid", "[in_proj_qkvz, in_proj_ba, q_proj]"}, {"nemotron", "all-linear"}, {"mamba", "[in_proj_z, in_proj_a, out_proj]"},
+	for _, c := range []struct {
+		traits, targets string
+		kv              int
+	}{
+		{"hybrid", "all-linear", 2}, {"hybrid", "[in_proj_qkvz, in_proj_ba, q_proj]", 2}, {"nemotron", "all-linear", 2}, {"mamba", "[in_proj_z, in_proj_a, out_proj]", 2},
+		{"kimi", "all-linear", 2}, {"kimi", "[q_proj, f_a_proj, g_b_proj, o_proj]", 2}, {"kimilin", "all-linear", 4}, {"kimilin", "[k_proj, o_proj, g_a_proj]", 4},
 	} {
 		tuning := "adapter = lora(rank = 3, alpha = 4, dropout = 0.1, targets = " + c.targets + ")"
-		small := Case{Family: "llama", Positions: "rope", Traits: models[c.traits], Tuning: tuning, KVHeads: 2}
+		small := Case{Family: "llama", Positions: "rope", Traits: models[c.traits], Tuning: tuning, KVHeads: c.kv}
 		plain := small
 		plain.DType, plain.Batch, plain.Steps, plain.Layers, plain.Sequence, plain.Vocab = "f32", 3, 5, 3, 20, tinyVocab
 		checkNaive(t, plain.plain())

@@ -19,7 +19,7 @@ type builder struct {
 	remat   map[int]int        // forward value -> its copy recomputed in the backward pass
 	casts   map[Arg]Arg        // f32 gradient -> its copy in the activation type
 	losses  map[int]routerLoss // by the logits of a router
-	downs   map[string]int     // matrix of the model -> result of its adapter's first matrix
+	downs   map[string]int     // name of an adapter's first matrix -> the result of that matrix
 	keep    map[int]bool       // forward nodes whose results are saved; nil: all except those that only move data
 
 	named   map[string]bool // names of values

@@ -260,10 +260,11 @@ func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 		return
 	}
 	rank := int64(g.AdapterRank)
-	down, ok := b.downs[g.maps[i].Name]
+	a := prefix + g.maps[i].Tensor()
+	down, ok := b.downs[a]
 	if !ok {
-		down = g.lower(b, prefix+g.maps[i].Tensor(), w, x)
-		b.downs[g.maps[i].Name] = down
+		down = g.lower(b, a, w, x)
+		b.downs[a] = down
 	}
 	up := Param{Name: w.Name + ".lora_b", Shape: [2]int64{rank, w.Shape[1]}, Local: [2]int64{rank, w.Local[1]}, Adapter: true}
 	if w.Shard == ByCols {

@@ -53,6 +53,13 @@ func (n *naming) module(weight string) string {
 	return strings.TrimSuffix(n.tensors["layer."+weight].name, ".weight")
 }
 
+// inMemory returns the names in the memory of transformers, which PEFT has.
+func (n *naming) inMemory() *naming {
+	other := *n
+	other.tensors = merged(n.tensors, n.fused)
+	return &other
+}
+
 // adapted is a linear map with an adapter: its weights, the name of the adapter's A without its suffix, and its module.
 type adapted struct {
 	target, tensor, module string
@@ -78,11 +85,14 @@ func (n *naming) adapted(m *lang.Model) (list []adapted) {
 // adapters lists where PEFT stores the adapter tensors of a model's linear maps. If the architecture stores one
 // of our maps together with others, all of them must be adapted together.
 func (n *naming) adapters(m *lang.Model) (*naming, error) {
-	out := &naming{tensors: map[string]place{}}
-	for _, a := range n.adapted(m) {
+	n = n.inMemory()
+	out, all := &naming{tensors: map[string]place{}}, n.adapted(m)
+	for _, a := range all {
 		for other, p := range n.tensors {
-			name := strings.TrimPrefix(other, "layer.")
-			if shares := strings.TrimSuffix(p.name, ".weight") == a.module; shares != slices.Contains(a.weights, name) && (shares || slices.Contains(a.weights, name)) {
+			covered := slices.ContainsFunc(all, func(o adapted) bool {
+				return o.module == a.module && slices.Contains(o.weights, strings.TrimPrefix(other, "layer."))
+			})
+			if shares := strings.TrimSuffix(p.name, ".weight") == a.module; shares != covered {
 				return nil, fmt.Errorf("%s is not a linear map of the architecture, which has %s: PEFT has no such adapter", a.target, path.Base(a.module))
 			}
 		}
@@ -104,7 +114,7 @@ func (n *naming) adapters(m *lang.Model) (*naming, error) {
 
 // targets returns the modules of a model's adapters as PEFT selects them: by the ends of their names.
 func (n *naming) targets(m *lang.Model) (list []string) {
-	all := n.adapted(m)
+	all := n.inMemory().adapted(m)
 	has := map[string]bool{}
 	for _, a := range all {
 		has[a.module] = true

@@ -41,9 +41,15 @@ func TestAdaptersOfLinearAttention(t *testing.T) {
 	}{
 		{&qwenNextNames, "qwen3_next", lang.MixerGatedDelta, true, []string{"q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"}},
 		{&qwen35Names, "qwen3_5", lang.MixerGatedDelta, true, []string{"q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"}},
+		{&kimiNames, "kimi_linear", lang.MixerKimiDelta, true, []string{
+			"q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "b_proj", "forget_gate.f_a_proj", "forget_gate.f_b_proj", "g_a_proj", "g_b_proj"}},
 		{&nemotronNames, "nemotron_h", lang.MixerMamba2, false, []string{"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"}},
 	} {
-		m := lang.Model{Family: c.family, Gated: c.gate, AttnGate: c.gate, Mixers: []string{c.mixer, lang.MixerAttention}}.Adapted(4, 8, lang.AllLinear)
+		other := lang.MixerAttention
+		if c.mixer == lang.MixerKimiDelta {
+			other = lang.MixerLatent
+		}
+		m := lang.Model{Family: c.family, Gated: c.gate, AttnGate: c.mixer == lang.MixerGatedDelta, Mixers: []string{c.mixer, other}}.Adapted(4, 8, lang.AllLinear)
 		names, err := c.names.adapters(&m)
 		if err != nil {
 			t.Fatalf("%s: %v", c.family, err)

@@ -105,7 +105,7 @@ func sameAdapter(t *testing.T, model *hf.Model, dir string, program *ir.Program)
 // Adapters of fused maps, in which every head may have a part of each of ours, have the same values once they are read again.
 func TestFusedAdapters(t *testing.T) {
 	for fixture, fused := range map[string]string{
-		"qwen3-next": "linear_attn.in_proj_qkvz", "qwen3.5": "self_attn.q_proj", "nemotron-h": "mixer.in_proj",
+		"qwen3-next": "linear_attn.in_proj_qkvz", "qwen3.5": "self_attn.q_proj", "nemotron-h": "mixer.in_proj", "kimi-linear-fused": "forget_gate.f_b_proj",
 	} {
 		dir := filepath.Join("testdata", "models", fixture)
 		w := writeAdapter(t, dir)

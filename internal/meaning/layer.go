@@ -1,6 +1,7 @@
 package meaning
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -143,13 +144,26 @@ func (l *layer) linear(weight, bias string, biased bool, x value, rows, cols int
 	return l.named("the result of "+m.weight, y)
 }
 
-// targets says which matrices an adapter's target has, and the name of its first matrix.
+// Matrices of targets of Kimi delta attention. Other attention has targets of the first names, too.
+var (
+	kimiMaps    = map[string]string{"q_proj": "linear.wq", "k_proj": "linear.wk", "v_proj": "linear.wv", "o_proj": "linear.wo"}
+	kimiOwnMaps = map[string]string{"b_proj": "linear.wb", "f_a_proj": "linear.wa_low", "f_b_proj": "linear.wa", "g_a_proj": "linear.wz_low", "g_b_proj": "linear.wz"}
+)
+
+// adapterName says which matrices an adapter's target has, and the name of its first matrix.
 func (l *layer) adapterName(weight string) string {
 	up, down := "w1", "w2"
 	if l.Gated {
 		up, down = "w_up", "w_down"
 	}
+	kimi, latents := slices.Contains(l.Mixers, "kimi_delta"), slices.Contains(l.Mixers, "latent")
 	for _, t := range l.AdapterTargets {
+		if name := cmp.Or(kimiMaps[t], kimiOwnMaps[t]); kimi && name == weight {
+			return name
+		}
+		if kimiOwnMaps[t] != "" || latents && (t == "k_proj" || t == "v_proj") || l.QLatent > 0 && t == "q_proj" {
+			continue // a map of no other attention of the model
+		}
 		matrices, name := []string{"w" + t[:1]}, "w"+t[:1]
 		switch t {
 		case "q_proj":

@@ -267,6 +267,11 @@ func (cfg *Config) lowered(weight string) string {
 		}
 		return ""
 	}
+	of := map[string]string{"linear.wq": "q_proj", "linear.wk": "k_proj", "linear.wv": "v_proj", "linear.wb": "b_proj", "linear.wo": "o_proj",
+		"linear.wa_low": "f_a_proj", "linear.wa": "f_b_proj", "linear.wz_low": "g_a_proj", "linear.wz": "g_b_proj"}
+	if slices.Contains(cfg.Mixers, "kimi_delta") && of[weight] != "" && cfg.Adapter != "" && slices.Contains(cfg.AdapterTargets, of[weight]) {
+		return weight + ".lora_a"
+	}
 	queries := [2]string{"wq", "wq"}
 	if cfg.AttnGate {
 		queries = [2]string{"wq wg", "wqg"}
@@ -279,6 +284,9 @@ func (cfg *Config) lowered(weight string) string {
 		{"gate_proj", "w_gate", "w_gate"}, {"up_proj", "w_up", "w_up"}, {"up_proj", "w1", "w1"}, {"gate_up_proj", "w_gate w_up", "w_gate_up"},
 		{"down_proj", "w_down", "w_down"}, {"down_proj", "w2", "w2"},
 	} {
+		if latents := slices.Contains(cfg.Mixers, "latent"); latents && (t.target == "k_proj" || t.target == "v_proj") || cfg.QLatent > 0 && t.target == "q_proj" {
+			continue
+		}
 		if cfg.Adapter != "" && slices.Contains(cfg.AdapterTargets, t.target) && slices.Contains(strings.Fields(t.weights), weight) {
 			return t.a + ".lora_a"
 		}
