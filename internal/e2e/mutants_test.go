@@ -70,6 +70,15 @@ var programKinds = []struct {
 	{"latent attention", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["deepseek"]}},
 	{"latent attention, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 2, Traits: models["latent"]}},
 	{"attention sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["gptoss"]}},
+	{"latent attention, keep = []", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, N: 3, Keep: "[]", Traits: models["deepseek"]}},
+	{"latent attention, sp_mode = ring", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, SP: 2, SPMode: "ring", N: 2, Traits: models["latent"]}},
+	{"latent attention, order = layer", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, N: 3, Order: "layer", VirtualStages: 2, Recompute: "full_kv", Traits: models["deepseek"]}},
+	{"latent attention, lora", Case{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 4, Batch: 2, PP: 2, N: 2, Traits: models["deepseek"],
+		Tuning: "adapter = lora(rank = 3, alpha = 6, targets = all-linear, dropout = 0.2)"}},
+	{"kimi_delta and latent attention", Case{Family: "llama", Positions: "none", KVHeads: 4, Batch: 1, PP: 2, SP: 2, N: 3, Layers: 4, Traits: models["kimilin"]}},
+	{"kimi_delta, lora", Case{Family: "llama", Positions: "none", KVHeads: 4, Batch: 2, SP: 2, SPMode: "ulysses", N: 2, Layers: 3, Traits: models["kimilin"],
+		Tuning: "adapter = lora(rank = 3, alpha = 6, targets = all-linear, dropout = 0.2)"}},
+	{"kimi_delta, zero = 3", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, DP: 2, Zero: "3", N: 3, Layers: 3, Offload: "full", Traits: models["kimi"]}},
 }
 
 // programOf compiles the program of a kind.
