@@ -124,6 +124,9 @@ func placedWork(in *Instr) Work {
 func groupedWork(in *Instr) Work {
 	w := placedWork(in)
 	matrices, operand := in.groupedMatrices(), in.Args[in.Info().Written()] // a or dy
+	if !matrices.Present() {                                                // only sums of rows
+		return w
+	}
 	e, k, o := matrices.Shape[0], matrices.Shape[1], matrices.Shape[2]
 	rows := int64(math.Ceil(in.share() * float64(operand.Rows())))
 	w.Kind, w.DType = WorkMatmul, operand.DType
@@ -145,6 +148,14 @@ func checkGrouped(in *Instr) error {
 	outer := in.Args[0]
 	if in.Op == MatmulGroupedWeightGrad {
 		outer = in.Arg("dy")
+		switch db := in.Arg("db").Present(); {
+		case db != in.Arg("a").Present():
+			return fmt.Errorf("db and a need each other")
+		case !db && !in.Arg("dbias").Present():
+			return fmt.Errorf("there is neither db nor dbias")
+		case !db:
+			return checkShare(in)
+		}
 	}
 	want := [MaxDims]int64{in.Arg("ends").Elements(), in.Arg("a").Cols(), outer.Cols()}
 	if in.Attr("trans_b").Bits != 0 {

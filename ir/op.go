@@ -1067,11 +1067,11 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Gradients of matmul_grouped with respect to b and bias: for each expert, the transpose of its rows of a times its rows of dy, " +
 			"and the sum of its rows of dy.",
 		Operands: []Operand{
-			{Name: "db", Dir: WriteOrAdd, Types: "f32", Doc: "[e,k,o], or [e,o,k] if transposed", Spare: true},
+			{Name: "db", Dir: WriteOrAdd, Types: "f32", Optional: true, Doc: "[e,k,o], or [e,o,k] if transposed; absent if only the biases are trained"},
 			{Name: "dbias", Dir: WriteOrAdd, Types: "f32", Dims: "e,o", Adds: "accumulate_bias", Optional: true},
 			{Name: "dy", Types: "T", Dims: "n,o"},
 			operandEnds,
-			{Name: "a", Types: "T", Dims: "n,k"},
+			{Name: "a", Types: "T", Dims: "n,k", Optional: true, Doc: "if db is given"},
 		},
 		Attrs: []AttrInfo{{"trans_b", KindBool, "b and db are stored transposed", ScopeFormula}, attrAccumulate,
 			{"accumulate_bias", KindBool, "add to dbias instead of overwriting it", ScopePlace}, attrShare},

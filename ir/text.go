@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -546,15 +547,15 @@ func syncNotes(c *Code, s Section) map[int]string {
 	return notes
 }
 
-// describe names an instruction by its number, opcode and first operand.
+// describe names an instruction by its number, opcode and first operand that is present.
 func (c *Code) describe(s Section, i int) string {
 	if i < 0 {
 		return "nothing yet"
 	}
 	in := &c.Sections[s][i]
 	what := fmt.Sprintf("%d: %s", i, in.Info().Name)
-	if len(in.Args) > 0 {
-		what += " " + c.Buffers[in.Args[0].Buffer].Name
+	if k := slices.IndexFunc(in.Args, View.Present); k >= 0 {
+		what += " " + c.Buffers[in.Args[k].Buffer].Name
 	}
 	return what
 }

@@ -134,11 +134,13 @@ func (c *interpreted) known(in *Instr, args *[maxArgs]meaning, gradients int) {
 
 // once checks that a section changes a value in place in the same way only once.
 func (c *interpreted) once(in *Instr) {
-	changes := false
+	changed := None
 	for j := range in.Info().Written() {
-		changes = changes || in.Args[j].Present() && in.changes(j)
+		if changed == None && in.Args[j].Present() && in.changes(j) {
+			changed = j
+		}
 	}
-	if !changes {
+	if changed == None {
 		return
 	}
 	var room [4*maxArgs + 20]uint64
@@ -151,7 +153,7 @@ func (c *interpreted) once(in *Instr) {
 	}
 	h := mix(words...)
 	if _, ok := c.inplace[h]; ok {
-		c.wrong(nil, "changes %s a second time with the same operands", c.code.Buffers[in.Args[0].Buffer].Name)
+		c.wrong(nil, "changes %s a second time with the same operands", c.code.Buffers[in.Args[changed].Buffer].Name)
 	}
 	c.inplace[h] = struct{}{}
 }

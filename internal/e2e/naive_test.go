@@ -289,12 +289,28 @@ func TestEqualShapes(t *testing.T) {
 }
 
 // If the biases of experts are frozen, the gradient of their router remains, and that of the rows to which they are added does not. If
-// only their matrices are frozen, one opcode computes the gradients of both.
+// only their matrices are frozen, the opcode that computes the gradients of both computes only those of biases. Products of ones are
+// those of biases, too.
 func TestFrozenPartsOfExperts(t *testing.T) {
 	for _, freeze := range []string{"biases", "mlp", `mlp, biases`} {
 		c := Case{Family: "gpt", Positions: "rope", KVHeads: 2, Batch: 2, DP: 2, Zero: "3", N: 2, Traits: models["ossmoe"], Tuning: "freeze = [" + freeze + "]"}
-		if _, err := meaning.Prove(smallProgram(t, c, false)); err != nil {
+		p, biases := smallProgram(t, c, false), 0
+		if _, err := meaning.Prove(p); err != nil {
 			t.Errorf("%s: %v", freeze, err)
+		}
+		for i := range p.Codes {
+			for _, in := range p.Codes[i].Sections[ir.SectionStep] {
+				switch {
+				case in.Op != ir.MatmulGroupedWeightGrad:
+				case !in.Arg("db").Present():
+					biases++
+				case in.Arg("a").Cols() > 1 && freeze != "biases":
+					t.Errorf("%s: a gradient of frozen matrices is computed", freeze)
+				}
+			}
+		}
+		if (biases > 0) != (freeze == "mlp") {
+			t.Errorf("%s: %d instructions compute only gradients of biases", freeze, biases)
 		}
 	}
 }

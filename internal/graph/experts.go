@@ -408,5 +408,13 @@ func groupedGradient(b *builder, n Node) {
 		b.node(ir.MatmulGrouped, []Attr{back, share}, by(x.Heads, all(dx)), dy, ends, all(w))
 		b.contribute(x.Value, all(dx))
 	}
-	b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, share, from("accumulate", NotFirst), from("accumulate_bias", NotFirst)}, all(b.weightGrad(w)), dbias, dy, ends, by(x.Heads, b.need(x.Value)))
+	db, a := all(b.weightGrad(w)), Arg{Value: Missing}
+	if b.isResult(db.Value) {
+		a = by(x.Heads, b.need(x.Value))
+	} else { // its matrices are frozen
+		db = a
+	}
+	if db.Value != Missing || bias != Missing {
+		b.node(ir.MatmulGroupedWeightGrad, []Attr{transposed, share, from("accumulate", NotFirst), from("accumulate_bias", NotFirst)}, db, dbias, dy, ends, a)
+	}
 }

@@ -285,6 +285,16 @@ func (in *instance) leftOut(args []ir.View, i int) bool {
 	if in.row.Rule == ir.RuleAttention {
 		return in.st.g.r.IntN(2) == 0
 	}
+	if in.row.Name == "matmul_grouped_weight_grad" { // gradients of matrices, of biases, or of both
+		last := len(args) - 1
+		switch i {
+		case 0:
+			return !args[last].Present()
+		case last:
+			return in.st.g.r.IntN(4) == 0
+		}
+		return args[last].Present() && in.st.g.r.IntN(2) == 0
+	}
 	return in.set["accumulate"] || in.set["trans_b"] && in.row.Name == "matmul_grouped" || in.st.g.r.IntN(2) == 0
 }
 

@@ -373,23 +373,10 @@ func (c *call) groupedBias(y *content, o *order, r rectangle, ends value) *conte
 
 func matmulGroupedWeightGrad(c *call) {
 	o, ends := c.chosen("ends")
-	a, dy := c.sorted("a", o), c.sorted("dy", o)
-	some := a.some
-	if some == nil {
-		some = dy.some
-	} else if dy.some != nil {
-		c.refuse("multiplies two incomplete sums")
-	}
+	dy := c.sorted("dy", o)
 	var over cover
 	for _, r := range o.rows {
 		over, _ = over.with(r.tokens())
-	}
-	inner, outer := a.cols, dy.cols
-	if c.bool("trans_b") {
-		inner, outer = outer, inner
-	}
-	if inner.lo != 0 {
-		c.refuse("has columns %d to %d as rows of every matrix", inner.lo, inner.hi-1)
 	}
 	sum := func(operand string, into rectangle, k key, some *share, operands ...value) {
 		total := &content{}
@@ -398,7 +385,23 @@ func matmulGroupedWeightGrad(c *call) {
 		}
 		c.write(operand, made(nil, into, total))
 	}
-	sum("db", matrix(interval{inner.hi * o.own.lo, inner.hi * o.own.hi}, outer), groupedKey("grouped_outer", c.bool("trans_b")), some, a.value, dy.value, ends)
+	if c.has("db") {
+		a := c.sorted("a", o)
+		some := a.some
+		if some == nil {
+			some = dy.some
+		} else if dy.some != nil {
+			c.refuse("multiplies two incomplete sums")
+		}
+		inner, outer := a.cols, dy.cols
+		if c.bool("trans_b") {
+			inner, outer = outer, inner
+		}
+		if inner.lo != 0 {
+			c.refuse("has columns %d to %d as rows of every matrix", inner.lo, inner.hi-1)
+		}
+		sum("db", matrix(interval{inner.hi * o.own.lo, inner.hi * o.own.hi}, outer), groupedKey("grouped_outer", c.bool("trans_b")), some, a.value, dy.value, ends)
+	}
 	if c.has("dbias") {
 		sum("dbias", matrix(o.own, dy.cols), newKey("grouped_bias_grad"), dy.some, dy.value, ends)
 	}

@@ -191,6 +191,10 @@ func (d *draw) absent(i int) bool {
 		delta := d.names["kv_heads"]%2 == 0
 		return d.info.Operands[i].Name == "o" && delta || d.info.Operands[i].Name == "delta" && !delta
 	}
+	if name := d.info.Operands[i].Name; d.in.Op == ir.MatmulGroupedWeightGrad { // gradients of matrices, of biases, or of both
+		biases := d.number("o")%3 == 0
+		return (name == "db" || name == "a") && biases || name == "dbias" && !biases && d.rng.IntN(2) == 0
+	}
 	adds := (d.info.Rule == ir.RuleMatmul || d.in.Op == ir.MatmulGrouped) && d.names["accumulate"] != 0
 	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || adds)
 }

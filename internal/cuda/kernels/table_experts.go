@@ -130,9 +130,11 @@ func matmulGroupedWeightGrad(b *binder) {
 	_, inner := b.shape("a")
 	experts, side := b.elements("ends"), b.side("dy")
 	grid := rows(experts * ceil(inner, side) * ceil(outer, side))
-	if kernel := "matmul_grouped_weights_" + b.types("dy"); b.int("trans_b") != 0 {
+	switch kernel := "matmul_grouped_weights_" + b.types("dy"); {
+	case !b.has("db"):
+	case b.int("trans_b") != 0:
 		b.launch(kernel, grid, "db", "dy", "a", "ends", experts, n, outer, inner, b.int("accumulate"))
-	} else {
+	default:
 		b.launch(kernel, grid, "db", "a", "dy", "ends", experts, n, inner, outer, b.int("accumulate"))
 	}
 	if b.has("dbias") {

@@ -125,10 +125,13 @@ func unpermuteGrad(b *binder) func() error {
 	})
 }
 
-// grouped returns a kernel that checks ends before it runs.
+// grouped returns a kernel that checks ends before it runs. There may be no matrices.
 func (b *binder) grouped(rows int, matrices string, run func(pool *simd.Pool, g *simd.Grouped)) func() error {
 	shape, pool := b.in.Arg(matrices).Shape, b.device.pool
-	g := &simd.Grouped{Ends: b.ints("ends"), Inner: int(shape[1]), Outer: int(shape[2]), Matrices: b.mat(matrices)}
+	g := &simd.Grouped{Ends: b.ints("ends"), Inner: int(shape[1]), Outer: int(shape[2])}
+	if b.has(matrices) {
+		g.Matrices = b.mat(matrices)
+	}
 	return func() error {
 		if err := simd.CheckEnds(g.Ends, rows); err != nil {
 			return err
@@ -155,9 +158,13 @@ func matmulGrouped(b *binder) func() error {
 }
 
 func matmulGroupedWeightGrad(b *binder) func() error {
-	db, dbias, dy, a, transposed, accumulate := b.floats("db"), b.ifFloats("dbias"), b.mat("dy"), b.mat("a"), b.bool("trans_b"), b.bool("accumulate")
+	db, dbias, dy, transposed, accumulate := b.ifFloats("db"), b.ifFloats("dbias"), b.mat("dy"), b.bool("trans_b"), b.bool("accumulate")
 	add := b.bool("accumulate_bias")
 	rows, _ := b.shape("dy")
+	if !b.has("db") {
+		return b.grouped(rows, "db", func(p *simd.Pool, g *simd.Grouped) { g.BiasGrad(p, dbias, dy, add) })
+	}
+	a := b.mat("a")
 	return b.grouped(rows, "db", func(p *simd.Pool, g *simd.Grouped) {
 		left, right := a, dy
 		if transposed {

@@ -223,12 +223,12 @@ func unpermuteGrad(c *call) {
 	})
 }
 
-// grouped visits the rows of each expert, with the index of the first element of its matrix.
-func (c *call) grouped(matrices string, visit func(expert, row, matrix int)) {
-	shape, row := c.in.Arg(matrices).Shape, 0
+// grouped visits the rows of each expert, with the index of the first element of its matrix of some size.
+func (c *call) grouped(size int, visit func(expert, row, matrix int)) {
+	row := 0
 	for e, end := range c.ints("ends") {
 		for ; row < int(end); row++ {
-			visit(e, row, e*int(shape[1]*shape[2]))
+			visit(e, row, e*size)
 		}
 	}
 }
@@ -246,7 +246,7 @@ func matmulGrouped(c *call) {
 	_, inner := c.shape("a")
 	_, outer := c.shape("c")
 	down, right := c.strides(inner, outer)
-	c.grouped("b", func(e, row, matrix int) {
+	c.grouped(inner*outer, func(e, row, matrix int) {
 		for o := range outer {
 			sum := zero
 			if bias.len() > 0 {
@@ -271,12 +271,12 @@ func matmulGroupedWeightGrad(c *call) {
 	if !c.bool("accumulate_bias") {
 		dbias.clear()
 	}
-	c.grouped("db", func(e, row, matrix int) {
+	c.grouped(inner*outer, func(e, row, matrix int) {
 		for o := range outer {
 			if dbias.len() > 0 {
 				dbias.put(e*outer+o, dy.at(row*outer+o).onlyValue(), true)
 			}
-			for k := range inner {
+			for k := range min(inner, db.len()) {
 				db.put(matrix+k*down+o*right, a.at(row*inner+k).times(dy.at(row*outer+o)).onlyValue(), true)
 			}
 		}

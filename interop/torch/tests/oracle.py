@@ -431,6 +431,9 @@ def _(c):
     c.values["ends"] = torch.tensor(sorted(c.draw.randint(0, n) for _ in range(e - 1)) + [c.draw.choice([n, n, n - n // 3])])
     c.values["ends"].clamp_(max=int(c.values["ends"][-1]))
     c.shapes["b"] = c.shapes["db"] = (e, o, k) if c.attributes["trans_b"] else (e, k, o)
+    c.absent -= {"db", "a"}
+    if c.op.name == "matmul_grouped_weight_grad" and "dbias" not in c.absent and c.draw.random() < 0.3:
+        c.absent |= {"db", "a"}
     if c.op.name == "matmul_grouped" and (c.attributes["trans_b"] or c.attributes["accumulate"]):
         c.absent.add("bias")
     if c.op.name == "matmul_grouped" and c.attributes["trans_b"]:

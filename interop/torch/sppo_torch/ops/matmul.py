@@ -50,10 +50,11 @@ def matmul_grouped(
 
 @opcode
 def matmul_grouped_weight_grad(
-    db: Tensor, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor, *, trans_b: bool, accumulate: bool, accumulate_bias: bool,
-    share: float,
+    db: Tensor | None, dbias: Tensor | None, dy: Tensor, ends: Tensor, a: Tensor | None, *, trans_b: bool, accumulate: bool,
+    accumulate_bias: bool, share: float,
 ) -> None:
-    for e, rows in enumerate(_rows(ends, a.shape[0])):
-        store(db[e], product(dy[rows].T, a[rows]) if trans_b else product(a[rows].T, dy[rows]), accumulate)
+    for e, rows in enumerate(_rows(ends, dy.shape[0])):
+        if db is not None and a is not None:
+            store(db[e], product(dy[rows].T, a[rows]) if trans_b else product(a[rows].T, dy[rows]), accumulate)
         if dbias is not None:
             store(dbias[e], dy[rows].float().sum(0), accumulate_bias)
