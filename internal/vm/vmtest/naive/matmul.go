@@ -9,19 +9,23 @@ func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 	if transA {
 		rowA, columnA = 1, m
 	}
-	c := make([]float64, m*n)
+	c, left := make([]float64, m*n), make([]float64, k)
 	for i := range m {
 		row := c[i*n : i*n+n]
+		for p := range left {
+			left[p] = a[i*rowA+p*columnA]
+		}
 		if transB {
 			for j := range row {
-				for p := range k {
-					row[j] += a[i*rowA+p*columnA] * b[j*k+p]
+				sum := 0.0
+				for p, y := range b[j*k:][:len(left)] {
+					sum += left[p] * y
 				}
+				row[j] = sum
 			}
 		} else { // the same sums, but with b read in memory order
-			for p := range k {
-				x := a[i*rowA+p*columnA]
-				for j, y := range b[p*n : p*n+n] {
+			for p, x := range left {
+				for j, y := range b[p*n:][:len(row)] {
 					row[j] += x * y
 				}
 			}
