@@ -22,7 +22,7 @@ import (
 // families lists those whose programs are compared with transformers under many schedules, each with its fixture FAMILY-deep.
 var families = []string{
 	"qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4",
-	"olmo3", "seed_oss", "ministral3", "granite", "exaone4", "hunyuan_v1_dense", "ernie4_5", "nemotron_h", "kimi_linear",
+	"olmo3", "seed_oss", "ministral3", "granite", "exaone4", "hunyuan_v1_dense", "ernie4_5", "nemotron_h", "kimi_linear", "qwen3_next", "qwen3_5",
 }
 
 // listed lists values of keys of a schedule, each of which every family has in some schedule. The key documents stands for sequences of

@@ -128,6 +128,33 @@ KIMI_LAYER = {
     "linear.wz_low": "self_attn.g_a_proj.weight", "linear.wz": "self_attn.g_b_proj.weight", "linear.norm.gamma": "self_attn.o_norm.weight", "linear.wo": "self_attn.o_proj.weight",
 }
 
+# Layers of Qwen3-Next and Qwen3.5 with linear attention. The linear maps, of which several may be one, are in fused().
+DELTA_LAYER = {
+    "ln1.gamma": "input_layernorm.weight", "ln2.gamma": "post_attention_layernorm.weight",
+    "linear.rate": "linear_attn.A_log", "linear.b_dt": "linear_attn.dt_bias", "linear.norm.gamma": "linear_attn.norm.weight", "linear.wo": "linear_attn.out_proj.weight",
+}
+SHARED = {f"shared.w_{name}": f"mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")} | {"shared.router.w": "mlp.shared_expert_gate.weight"}
+
+
+def delta_columns(config):
+    """For linear maps of the gated delta rule, transformers' map and those of its columns that are ours."""
+    keys, values, wide, of = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim
+    q, v, shared = keys * of, values * wide, values // keys
+    if config.model_type == "qwen3_5_text":
+        parts = {"wq": (0, q), "wk": (q, q), "wv": (2 * q, v)}
+        return {name: ("in_proj_qkv", list(range(at, at + n))) for name, (at, n) in parts.items()} | {
+            f"w{name}": (f"in_proj_{name}", list(range(n))) for name, n in (("z", v), ("b", values), ("a", values))}
+    each = lambda all, first, n: [h * all + first + i for h in range(keys) for i in range(n)]
+    all = 2 * of + 2 * shared * wide
+    return {name: ("in_proj_qkvz", each(all, first, n)) for name, first, n in (("wq", 0, of), ("wk", of, of), ("wv", 2 * of, shared * wide), ("wz", 2 * of + shared * wide, shared * wide))} | {
+        "wb": ("in_proj_ba", each(2 * shared, 0, shared)), "wa": ("in_proj_ba", each(2 * shared, shared, shared))}
+
+
+def gated_columns(config):
+    """The columns of queries and of gates in a map of both, head by head."""
+    each = lambda at: [h * 2 * config.head_dim + at + i for h in range(config.num_attention_heads) for i in range(config.head_dim)]
+    return {"wq": each(0), "wg": each(config.head_dim)}
+
 
 class Tensors:
     """The parameters of a model by our names, and the place of each in one of the model's own."""
@@ -138,7 +165,9 @@ class Tensors:
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.places = {}
         self.alternating = family == "gpt_oss"  # the columns of gate and up
-        self.columns = latent_columns(config) if family in ("latent", "kimi") else {}
+        self.columns = latent_columns(config) if family in ("latent", "kimi") else gated_columns(config) if family == "delta" else {}
+        delta = delta_columns(config) if family == "delta" else {}
+        self.columns |= {f"linear.{name}": columns for name, (_, columns) in delta.items()}
         self.neighbours = dim if family == "ernie" else 0  # elements of a head, if rotated pairs are neighbours
         gpt2, phi, post = family == "gpt2", family == "phi3", family == "olmo2"
         ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
@@ -148,8 +177,10 @@ class Tensors:
             layer |= POST
         if family.startswith("gemma"):
             layer |= GEMMA
-        if family in ("experts", "latent", "kimi"):
+        if family in ("experts", "latent", "kimi", "delta"):
             layer |= EXPERTS
+        if family == "delta":
+            layer |= SHARED | {"wg": "self_attn.q_proj.weight"}
         if family in ("latent", "kimi"):
             layer |= LATENT
             if config.q_lora_rank is not None:
@@ -175,10 +206,18 @@ class Tensors:
             self.place(name, theirs, 0, None)
         for i in range(config.num_hidden_layers):
             prefix = f"transformer.h.{i}." if gpt2 else f"model.layers.{i}."
-            linear = family == "kimi" and config.layer_types[i] == "linear_attention"
-            for name, theirs in (KIMI_LAYER | {k: v for k, v in layer.items() if not v.startswith("self_attn.")} if linear else layer).items():
+            linear = family in ("kimi", "delta") and config.layer_types[i] == "linear_attention"
+            own = KIMI_LAYER if family == "kimi" else DELTA_LAYER
+            for name, theirs in (own | {k: v for k, v in layer.items() if not v.startswith("self_attn.")} if linear else layer).items():
                 self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
-            for part, name in enumerate("qkv" if linear else ""):
+            if linear and family == "delta":
+                keys, at = config.linear_num_key_heads * config.linear_key_head_dim, 0
+                for name, (theirs, _) in delta.items():
+                    self.place(f"layer.{i}.linear.{name}", f"{prefix}linear_attn.{theirs}.weight", 0, None)
+                for name, width in zip("qkv", (keys, keys, config.linear_num_value_heads * config.linear_value_head_dim)):
+                    self.place(f"layer.{i}.linear.conv_{name}", prefix + "linear_attn.conv1d.weight", at, width)
+                    at += width
+            for part, name in enumerate("qkv" if linear and family == "kimi" else ""):
                 width = config.linear_num_heads * config.linear_head_dim
                 self.place(f"layer.{i}.linear.conv_{name}", prefix + "self_attn.conv1d.weight", part * width, width)
             for name, theirs in ({"router.correction": "mlp.e_score_correction_bias"} if family == "experts" else {}).items():
@@ -186,7 +225,7 @@ class Tensors:
             for name, half in experts.items() if family == "gpt_oss" else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
                 self.place(f"layer.{i}.{name.replace('.w', '.b')}", prefix + "mlp.experts.gate_up_proj_bias", half, None)
-            for name, half in experts.items() if family in ("experts", "latent", "kimi") else ():
+            for name, half in experts.items() if family in ("experts", "latent", "kimi", "delta") else ():
                 self.place(f"layer.{i}.{name}", prefix + "mlp.experts.gate_up_proj", half, None)
             for name, (theirs, part) in fused.items():
                 parts = widths["gate_up" if "gate_up" in theirs else "qkv"]
@@ -215,8 +254,8 @@ class Tensors:
             self.places[name] = (theirs, first, width)
 
     def of_heads(self, name):
-        """The columns of a matrix of latent attention that are ours, or None."""
-        return None if any(part in name for part in (".experts.", ".shared.", ".linear.")) else self.columns.get(name.split(".")[-1])
+        """The columns of a matrix that are ours, or None for all."""
+        return None if any(part in name for part in (".experts.", ".shared.")) else self.columns.get(".".join(name.split(".")[2:]))
 
     def view(self, name, tensor):
         """Our part of a parameter or its gradient, as [in, out]."""
@@ -366,7 +405,7 @@ def make(name, family, keys, config, folder):
         for ours, (theirs, _, _) in tensors.places.items():
             view = tensors.view(ours, tensors.parameters[theirs])
             value = weights(ours, tuple(view.shape))
-            if ours.endswith("gamma") and (family.startswith("gemma") or family == "nemotron"):
+            if ours.endswith("gamma") and (family.startswith("gemma") or family in ("nemotron", "delta")):
                 value -= 1  # they add it themselves
             columns = tensors.of_heads(ours)
             if columns is None:
@@ -376,7 +415,7 @@ def make(name, family, keys, config, folder):
     covered = {theirs for theirs, _, _ in tensors.places.values()}
     missing = set(tensors.parameters) - covered
     assert not missing, missing
-    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h", "latent", "kimi") else []
+    margins = watch_routers(model, config.num_experts_per_tok) if family in ("experts", "gpt_oss", "nemotron_h", "latent", "kimi") or getattr(config, "num_experts", 0) else []
     short = lambda values: [float(f"{v:.9g}") for v in values]
 
     def results(tokens, documents=None):
@@ -705,6 +744,14 @@ def deep():
            "linear_value_head_dim = 6 linear_conv_kernel_dim = 4 layer_types = [kimi_delta, kimi_delta, kimi_delta, latent]",
            d("kimi_linear", rms_norm_eps=0.02, routed_scaling_factor=1.5, linear_num_heads=4, linear_head_dim=6, linear_conv_kernel_dim=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
              **{"num_local_experts" if key == "n_routed_experts" else key: value for key, value in mla.items()}))
+    gated = "layer_types = [gated_delta, full] linear_num_key_heads = 4 linear_num_value_heads = 8 linear_key_head_dim = 6 linear_value_head_dim = 5 linear_conv_kernel_dim = 4"
+    linears = dict(rms_norm_eps=0.02, num_key_value_heads=4, head_dim=8, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=6, linear_value_head_dim=5,
+                   linear_conv_kernel_dim=4, layer_types=["linear_attention", "full_attention"] * 2)
+    yield ("qwen3_next-deep", "delta", f"family = qwen3_next {gentle} kv_heads = 4 head_dim = 8 {gated} {moe(4, 2, 10)} shared_expert_intermediate_size = 9 shared_expert_gate = true",
+           d("qwen3_next", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10, shared_expert_intermediate_size=9, norm_topk_prob=True, **linears,
+             **rope(10000000.0, partial_rotary_factor=0.25)))
+    yield ("qwen3_5-deep", "delta", f"family = qwen3_5 {gentle} kv_heads = 4 head_dim = 8 {gated}",
+           d("qwen3_5_text", **linears, **rope(10000000.0, partial_rotary_factor=0.25)))
     both = lambda full: {"full_attention": full, "sliding_attention": dict(rope_theta=500000.0, rope_type="default")}
     yield ("olmo3-deep", "olmo2", f"family = olmo3 {DEEP} kv_heads = 4 window = 7 layer_types = [sliding, sliding, sliding, full] rope_scaling = yarn rope_factor = 4 rope_original = 20",
            d("olmo3", num_key_value_heads=4, sliding_window=7, layer_types=types(3),
