@@ -204,6 +204,8 @@ MODELS = [
                                                   linear_num_heads=4, linear_head_dim=5, linear_conv_kernel_dim=4, num_experts_per_tok=1, qk_rope_head_dim=3, vocab_size=41,
                                                   mlp_layer_types=["dense", "sparse", "dense"], routed_scaling_factor=1.0), "bfloat16", "3KB"),
     ("kimi-linear-fused", hub.KimiLinearConfig, dict(KIMI, layer_types=[GATED, GATED, FULL, GATED], kv_lora_rank=5, first_k_dense_replace=2), "float32", None),
+    ("kimi-k2", hub.DeepseekV3Config, dict(LATENT, num_hidden_layers=3, n_routed_experts=6, n_group=1, topk_group=1, num_mtp_layers=0, routed_scaling_factor=2.827, rope_parameters=dict(
+        YARN, rope_theta=50000.0, factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)), "bfloat16", None),
 ]
 
 
@@ -211,7 +213,18 @@ def kind(config):
     """The class of a vision model, or of a text model."""
     if config.model_type == "mistral4":  # which AutoModelForCausalLM does not know
         return hub.Mistral4ForCausalLM
+    if isinstance(config, hub.DeepseekV3Config):
+        return hub.DeepseekV3ForCausalLM
     return hub.AutoModelForImageTextToText if hasattr(config, "vision_config") else hub.AutoModelForCausalLM
+
+
+def settings_of(folder):
+    """The config of a folder. That of Kimi K2 says that it loads as DeepSeek-V3, by code in the folder, and has a model_type that transformers does not know."""
+    if json.loads((pathlib.Path(folder) / "config.json").read_text())["model_type"] == "kimi_k2":
+        config = hub.DeepseekV3Config.from_pretrained(folder)
+        config.model_type = "deepseek_v3"  # which decides how tensors are named
+        return config
+    return hub.AutoConfig.from_pretrained(folder)
 
 
 def randomise(model):
@@ -227,8 +240,8 @@ def randomise(model):
 
 def expected(folder):
     """Returns the losses and the gradient norm of the saved model, in f32."""
-    config = hub.AutoConfig.from_pretrained(folder)
-    model = kind(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
+    config = settings_of(folder)
+    model = kind(config).from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
     tokens = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
     optimizer, steps = torch.optim.AdamW(model.parameters(), **ADAMW), []
     for step in range(STEPS):
@@ -247,7 +260,8 @@ def expected(folder):
 def generated(folder):
     """Returns the greedy continuation of PROMPT tokens, up to the number of tokens in expected.json, in f32, with the margin of each
     choice: the largest logit minus the second largest."""
-    model = kind(hub.AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
+    config = settings_of(folder)
+    model = kind(config).from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
     tokens = json.loads((pathlib.Path(folder) / "expected.json").read_text())["tokens"][:PROMPT]
     out = model.generate(torch.tensor([tokens]), do_sample=False, max_length=TOKENS + 1, eos_token_id=None, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True)
@@ -295,7 +309,7 @@ def main(out, *names):
         folder = pathlib.Path(out) / name
         torch.manual_seed(seed)
         settings = config(**arguments)
-        model = (kind(settings)._from_config if settings.model_type == "mistral4" else kind(settings).from_config)(settings)
+        model = (kind(settings)._from_config if settings.model_type in ("mistral4", "deepseek_v3") else kind(settings).from_config)(settings)
         randomise(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=not name.endswith("fused"), **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)
@@ -303,6 +317,13 @@ def main(out, *names):
             save_file(load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.randn(8, 16).bfloat16()}, folder / "model.safetensors", {"format": "pt"})
         if name == "kimi-linear":
             published(folder)
+        if name == "kimi-k2":
+            config = json.loads((folder / "config.json").read_text())
+            scaling = config.pop("rope_parameters")
+            rope = dict(rope_theta=scaling.pop("rope_theta"), rope_scaling=dict(scaling, type=scaling.pop("rope_type")))
+            config |= rope | dict(model_type="kimi_k2", auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config", "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+                                  aux_loss_alpha=0.001, ep_size=1, moe_layer_freq=1, scoring_func="sigmoid", seq_aux=True, topk_method="noaux_tc")
+            (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "expected.json").write_text(json.dumps((packed if name.endswith("mxfp4") else expected)(folder)) + "\n")
         print(name)
 
