@@ -41,17 +41,18 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 	for i := range out {
 		out[i] = -1
 	}
-	loads := map[uint32]*ir.Instr{} // the last load into each buffer
-	var labels ir.View              // labels of the last CrossEntropyStats
+	place := func(v ir.View) ir.Bytes { return code.Buffers[v.Buffer].Offset }
+	loads := map[ir.Bytes]*ir.Instr{} // the last load to each place, under whatever name
+	var labels ir.View                // labels of the last CrossEntropyStats
 	for i := range code.Sections[ir.SectionEval] {
 		in := &code.Sections[ir.SectionEval][i]
 		switch in.Op {
 		case ir.LoadTokens:
-			loads[in.Arg("tokens").Buffer] = in
+			loads[place(in.Arg("tokens"))] = in
 		case ir.CrossEntropyStats:
 			labels = in.Arg("labels")
 		case ir.CrossEntropy:
-			losses, load := in.Arg("losses"), loads[labels.Buffer]
+			losses, load := in.Arg("losses"), loads[place(labels)]
 			if !losses.Present() || losses.Buffer != result.Buffer || load == nil {
 				continue
 			}
