@@ -449,9 +449,6 @@ func (c *call) makeSome(k key, over cover, r rectangle, some *share, operands ..
 		t = t.overSome(some.of)
 		c.mu.Unlock()
 		over = over.shared(some)
-		if t.need[shares].hi != some.of {
-			c.refuse("takes a part of a sum of %d shares as one of %d", t.need[shares].hi, some.of)
-		}
 	}
 	if t.kind == plain {
 		return t.whole

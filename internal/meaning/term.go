@@ -41,7 +41,7 @@ type term struct {
 	window   int64 // tokens that a query sees
 	partner  value // of the result of attention: its lse
 	ends     value // of an elementwise function of rows in the order of experts: where the rows of each expert end
-	shared   *term // the same, but its operand is a sum over shares that has been left incomplete
+	shared   *term // the same, but its operand is a sum over shares that has been left incomplete; there may be one for each number of shares
 }
 
 // linear reports whether incomplete sums may be added as numbers.
@@ -69,20 +69,25 @@ func (s *share) equal(t *share) bool {
 	return s == t || s != nil && t != nil && s.of == t.of && slices.Equal(s.has, t.has)
 }
 
-// overSome returns the term for an operand that is a sum over some of a number of shares. The operand determines that number.
+// overSome returns the term for an operand that is a sum over some of a number of shares.
 func (t *term) overSome(of int64) *term {
-	if t.shared == nil {
-		copied := *t
-		if t.shared = &copied; t.kind == plain {
-			copied.kind, copied.need = overShares, nowhere
+	last := t
+	for ; last.shared != nil; last = last.shared {
+		if last.shared.need[shares].hi == of {
+			return last.shared
 		}
-		copied.need[shares] = interval{0, of}
 	}
-	return t.shared
+	copied := *t
+	if copied.shared = nil; t.kind == plain {
+		copied.kind, copied.need = overShares, nowhere
+	}
+	copied.need[shares] = interval{0, of}
+	last.shared = &copied
+	return &copied
 }
 
 // sharesOf returns the shares over which the sums are complete, if they lack nothing else, and what they are when they are complete. The
-// shares of a sum are query heads that share a head of keys or, for a product of matrices, columns.
+// shares of a sum are queries, of each of the heads that share a head of keys, or, for a product of matrices, columns.
 func (c *content) sharesOf(r rectangle) (*share, *content) {
 	if !c.value.isZero() {
 		return nil, nil
@@ -109,15 +114,33 @@ func (c *content) sharesOf(r rectangle) (*share, *content) {
 func (p *part) sharesOf(r rectangle) (has []interval, of int64, ok bool) {
 	need := p.needs(r)
 	switch p.kind {
-	case overCols: // each share has all columns
-		columns := need[features].hi
+	case overCols: // each column has all shares
+		of := need[shares].hi
 		for _, b := range p.cover {
-			for n := b[shares].lo; n < b[shares].hi; n++ {
-				has = append(has, interval{n*columns + b[features].lo, n*columns + b[features].hi})
+			if b[shares] == need[shares] {
+				has = append(has, interval{b[features].lo * of, b[features].hi * of})
+				continue
+			}
+			for n := b[features].lo; n < b[features].hi; n++ {
+				has = append(has, interval{n*of + b[shares].lo, n*of + b[shares].hi})
 			}
 		}
-		return has, columns * need[shares].hi, len(has) > 0
-	case overQuery, overShares:
+		return has, need[features].hi * of, len(has) > 0
+	case overQuery: // each share has one query; queries that do not see the rows, or not all of them, add nothing more
+		queries := p.term.need[tokens].hi
+		for _, b := range p.cover {
+			if b[tokens].lo <= need[tokens].lo {
+				b[tokens].lo = 0
+			}
+			if b[tokens].hi >= need[tokens].hi {
+				b[tokens].hi = queries
+			}
+			for n := b[shares].lo; n < b[shares].hi; n++ {
+				has = append(has, interval{n*queries + b[tokens].lo, n*queries + b[tokens].hi})
+			}
+		}
+		return has, queries * need[shares].hi, len(has) > 0
+	case overShares:
 		for _, b := range p.cover {
 			if !p.cover.has(need.by(shares, b[shares])) {
 				return nil, 0, false
@@ -221,7 +244,7 @@ func (c *content) plus(d *content, r rectangle) (sum *content, why string) {
 
 // sameTerm counts the parts at the beginning of a list that are sums of a term.
 func sameTerm(list []part, t *term) (n int) {
-	for n < len(list) && list[n].term == t {
+	for n < len(list) && list[n].term.value == t.value {
 		n++
 	}
 	return n
@@ -234,7 +257,7 @@ func (c *content) add(p part, r rectangle) (why string) {
 	}
 	for i := 0; i < len(c.parts); i++ {
 		old := c.parts[i]
-		if old.term != p.term || math.Abs(old.factor-p.factor) > 1e-12*math.Abs(p.factor) {
+		if old.sameShares(&p); old.term != p.term || math.Abs(old.factor-p.factor) > 1e-12*math.Abs(p.factor) {
 			continue
 		}
 		union, disjoint := old.cover.union(p.cover)
@@ -255,6 +278,24 @@ func (c *content) add(p part, r rectangle) (why string) {
 	}
 	c.parts = append(c.parts[:at], append([]part{p}, c.parts[at:]...)...)
 	return ""
+}
+
+// sameShares gives two sums of a term the same number of shares: each share of one sum may be several of the other. A sum without
+// shares has a single one.
+func (p *part) sameShares(q *part) {
+	if p.term == q.term || p.term.value != q.term.value {
+		return
+	}
+	if p.need[shares].hi > q.need[shares].hi {
+		p, q = q, p
+	}
+	if each := q.need[shares].hi / p.need[shares].hi; each*p.need[shares].hi == q.need[shares].hi {
+		p.term, p.cover = q.term, slices.Clone(p.cover)
+		for i := range p.cover {
+			s := &p.cover[i][shares]
+			s.lo, s.hi = s.lo*each, s.hi*each
+		}
+	}
 }
 
 // less orders parts, so that equal sums are equal lists.
