@@ -46,6 +46,7 @@ type meaning struct {
 	summed  uint64  // the groups over which it has been summed
 	moved   uint64  // the groups in which it has been gathered or exchanged; groups of the same ranks are one
 	rows    rows
+	apart   bool      // a gradient of keys or values that does not last: those of earlier tokens, to which this is not the only contribution
 	cover   [2]uint64 // of a sum over tokens: which tokens, each with its number of rows; 0: not known
 	chain   formula   // the weight whose update the value is computed for; 0: none
 }
@@ -290,7 +291,7 @@ func (c *interpreted) read(v *View) meaning {
 		case !seen:
 			m, seen = p.meaning, true
 		case m.formula == nothing:
-			m.formula, m.of, m.terms = p.formula, p.of, p.terms
+			m.formula, m.of, m.terms, m.apart = p.formula, p.of, p.terms, p.apart
 		case p.formula == nothing:
 		case m.formula != p.formula || m.of != p.of:
 			return meaning{}
@@ -298,6 +299,7 @@ func (c *interpreted) read(v *View) meaning {
 			m.terms &= p.terms
 			m.summed &= p.summed
 			m.moved |= p.moved
+			m.apart = m.apart && p.apart
 			if p.rows != m.rows {
 				m.rows.n = 0
 			}
@@ -592,8 +594,17 @@ func (c *interpreted) added(a, b meaning, in *Instr) meaning {
 	return sum
 }
 
+// coverNone is the cover of a sum over tokens that are counted elsewhere.
+var coverNone = [2]uint64{math.MaxUint64, math.MaxUint64}
+
 // addCovers returns the cover of a sum of two sums.
 func addCovers(a, b [2]uint64) [2]uint64 {
+	switch {
+	case a == coverNone:
+		return b
+	case b == coverNone:
+		return a
+	}
 	if a == [2]uint64{} || b == [2]uint64{} {
 		return [2]uint64{}
 	}
@@ -623,7 +634,7 @@ func (c *interpreted) addedGradients(a, b meaning) meaning {
 		if s == 0 || t == 0 {
 			continue
 		}
-		sum := meaning{formula: gradient(value), of: value, terms: s | t, summed: a.summed & b.summed, moved: a.moved | b.moved, rows: common(a.rows, b.rows), cover: addCovers(a.cover, b.cover)}
+		sum := meaning{formula: gradient(value), of: value, terms: s | t, summed: a.summed & b.summed, moved: a.moved | b.moved, rows: common(a.rows, b.rows), apart: a.apart && b.apart, cover: addCovers(a.cover, b.cover)}
 		return sum
 	}
 	c.wrong(c.origin(a.of), "adds gradients of different values")

@@ -338,10 +338,13 @@ func (c *interpreted) put(in *Instr, j int, value, by formula, g meaning, n int6
 	if !in.Args[j].Present() {
 		return
 	}
-	m := meaning{formula: gradient(value), of: value, terms: c.use(value, by), rows: g.rows}
+	m := meaning{formula: gradient(value), of: value, terms: c.use(value, by), rows: g.rows, apart: g.apart}
 	if _, weight := c.tensors[value]; weight && g.rows.n > 0 && in.Op != PositionEmbedGrad {
 		m.cover = g.rows.covered(n)
 		m.rows = rows{}
+	}
+	if _, weight := c.tensors[value]; weight && g.apart {
+		m.cover, m.rows, m.apart = coverNone, rows{}, false
 	}
 	c.accumulate(in, j, m)
 }
@@ -619,7 +622,7 @@ func (c *interpreted) gradients(in *Instr, args *[maxArgs]meaning, n *node, g me
 			continue
 		}
 		if in.Op == AttentionGrad && j > 0 {
-			c.putKeys(in, j, n.args[k], n.outs[0])
+			c.putKeys(in, j, n.args[k], n.outs[0], g.rows)
 			continue
 		}
 		residual := slices.IndexFunc(row.Operands, func(o Operand) bool { return o.Name == "residual" })
@@ -633,11 +636,14 @@ func (c *interpreted) gradients(in *Instr, args *[maxArgs]meaning, n *node, g me
 }
 
 // putKeys adds contributions to the gradients of keys or values, part by part: each has the tokens of its keys.
-func (c *interpreted) putKeys(in *Instr, j int, value, by formula) {
+func (c *interpreted) putKeys(in *Instr, j int, value, by formula, queries rows) {
 	keys, to := in.Arg(in.Info().Operands[j].Name[1:]), in.Args[j]
 	lo, hi := keys.Offset, keys.Offset+keys.Bytes()
 	reads, _ := in.Access(j)
 	term := c.use(value, by)
+	if reads {
+		c.lasting(&to)
+	}
 	if reads && c.contains(&to, value, term) {
 		return
 	}
@@ -650,6 +656,7 @@ func (c *interpreted) putKeys(in *Instr, j int, value, by formula) {
 		v.Offset = to.Offset + scale(max(p.lo, lo))
 		v.Shape = [MaxDims]int64{int64((scale(min(p.hi, hi)) - scale(max(p.lo, lo))) / to.DType.Bytes())}
 		m := meaning{formula: gradient(value), of: value, terms: term, rows: p.rows}
+		m.apart = !reads && queries.n > 0 && p.rows != queries
 		if reads && c.contains(&v, value, term) {
 			continue
 		}
@@ -657,6 +664,15 @@ func (c *interpreted) putKeys(in *Instr, j int, value, by formula) {
 			m = c.onto(&v, m, in)
 		}
 		c.write(&v, m)
+	}
+}
+
+// lasting records that gradients to which an instruction adds are sums, of which all contributions come before they are used.
+func (c *interpreted) lasting(v *View) {
+	for i := range c.buffers[v.Buffer] {
+		if p := &c.buffers[v.Buffer][i]; p.hi > v.Offset && p.lo < v.Offset+v.Bytes() {
+			p.apart = false
+		}
 	}
 }
 
