@@ -200,6 +200,9 @@ func (c *checker) sizes() {
 	case s.SP == 1:
 		c.fail("schedule.expert_parallel", Conflict, "expert_parallel = off, or sp = 2, for example", "with sp = 1, a single rank has all experts of a layer")
 	}
+	if s.LatentCache == "on" && !slices.Contains(m.Mixers, MixerLatent) {
+		c.fail("schedule.latent_cache", Conflict, "latent_cache = off", "the model has no latent attention")
+	}
 	if stages, most := int64(pp)*int64(max(1, s.VirtualStages)), int64(MostStages(m.Layers, pp, s.VirtualStages)); stages > most {
 		words := fmt.Sprintf("pp = %d", pp)
 		if s.VirtualStages > 1 {

@@ -819,6 +819,9 @@ var scheduleKeys = []*Key{
 				s.Schedule.Keep = append(s.Schedule.Keep, item.name)
 			}
 		}},
+	{Block: blockSchedule, Name: "latent_cache", takes: names("off", "on"), Default: "off", Example: "on",
+		Doc: "What layers with latent attention keep of earlier tokens. `off`: K and V, which every rank has for its own heads. `on`: the latents and the rotated elements that all heads share, which every rank has for all heads; attention computes K and V from them for one block of tokens after another, in the forward and again in the backward pass, and forgets them. Of DeepSeek-V3, this is a 71st of the numbers of K and V; the longer the subsequences, the less the additional products matter: 5% of the time of attention with 8K tokens. `on` needs `mux = off` and layers without windows. An undivided sequence has no cache. The setting affects results only through rounding.",
+		set: func(s *Spec, v value) { s.Schedule.LatentCache = v.name }},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "auto", Example: "layer",
 		Doc: "Order of work inside a stage: all layers of a subsequence first, or all subsequences of a layer first; the latter needs a single stage. In layer order, the device holds K and V of one layer, " +
 			"and those of the other layers are on the host, unless `recompute = full_kv` recomputes them. The hidden states between layers are also on the host, unless `offload` keeps them on the device. With `virtual_stages`, groups of layers take turns instead of single layers. `auto` is `sequence`, unless only `layer` fits or `layer` is clearly faster.",

@@ -157,6 +157,7 @@ type Schedule struct {
 	PP               int          `json:"pp"`
 	DP               int          `json:"dp"`
 	SPMode           string       `json:"sp_mode"`                     // megatron | ulysses | ring | auto
+	LatentCache      string       `json:"latent_cache,omitempty"`      // off | on
 	ExpertParallel   string       `json:"expert_parallel,omitempty"`   // off | on | auto
 	Zero             string       `json:"zero"`                        // 0 | 1 | 2 | 3 | auto
 	OptimizerOffload string       `json:"optimizer_offload,omitempty"` // none | host | auto

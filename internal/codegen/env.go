@@ -30,6 +30,7 @@ type env struct {
 	wrote     map[graph.Arg]bool // operands that an instruction has written
 	backward  bool               // emits the backward pass of a layer
 	begun     bool               // whether, in a backward task with streamed K and V, later subsequences have added to the gradients of its own rows
+	keys      [2]int64           // first token and end of the keys that a loop is at
 	suffix    string
 	lossScale float64
 }
@@ -48,6 +49,12 @@ func (e *env) put(value int, buffer uint32, offset ir.Bytes) {
 // run emits nodes. It emits the chunked nodes of the head once for every chunk of rows.
 func (e *env) run(nodes []graph.Node) {
 	for i := 0; i < len(nodes); {
+		if e.attends(&nodes[i]) {
+			_, end := graph.LoopOf(nodes, i)
+			e.attend(nodes[i:end])
+			i = end
+			continue
+		}
 		if !nodes[i].Chunked {
 			e.node(&nodes[i])
 			i++
@@ -98,15 +105,11 @@ func (e *env) chunks(nodes []graph.Node) {
 
 func (e *env) node(n *graph.Node) {
 	if n.Op == ir.Dropout && !e.s.trains() { // a validation drops nothing
-		e.at[n.Args[0].Value] = e.find(n.Args[1].Value)
+		x := e.view(n.Args[1], e.block.View(n.Args[1], e.size))
+		e.put(n.Args[0].Value, x.Buffer, x.Offset)
 		return
 	}
 	if n.Op == ir.ExpertCounts && !(e.s.trains() && (e.block.ReadsBack(n.Args[0].Value) || e.s.model.TalliesJoint())) || n.Op == ir.ExpertLoad && !e.s.trains() {
-		return
-	}
-	if e.attends(n) {
-		e.attend(n)
-		e.offload(n)
 		return
 	}
 	if e.shares(n) {
@@ -220,12 +223,16 @@ func (e *env) find(value int) place {
 		}
 		e.put(value, e.s.allocate(e.s.label(e.task, e.layer, v.Name), ir.Device, v.Bytes(e.size)), 0)
 	default:
+		z := e.size
+		if v.Rows == graph.Piece {
+			z = z.OfPiece(e.keys[0], e.keys[1])
+		}
 		if e.unitOf != nil && e.unitOf[value] >= 0 {
 			e.makeUnit(e.unitOf[value])
 			break
 		}
 		name := e.s.label(e.task, e.layer, v.Name+e.suffix)
-		e.put(value, e.s.allocate(name, ir.Device, v.Bytes(e.size)), 0)
+		e.put(value, e.s.allocate(name, ir.Device, v.Bytes(z)), 0)
 	}
 	return e.at[value]
 }
@@ -244,7 +251,9 @@ func (e *env) kvBuffer(value int) uint32 {
 	if !ok {
 		v := &e.block.Values[value]
 		b = e.s.allocate(e.s.kvName(e.task.Microbatch, e.layer, v), ir.Device, v.Bytes(e.size))
-		e.s.kv.device[key] = b
+		if e.s.kv.device[key] = b; v.Kind == graph.CacheGrad && e.s.plan.Stream.Latents { // all contributions are added
+			e.s.op(ir.Fill, ir.Compute, []ir.View{in(b, asBytes(0, v.Bytes(e.size)))}, ir.Float(0))
+		}
 	}
 	return b
 }

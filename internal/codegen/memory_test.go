@@ -17,6 +17,7 @@ import (
 // interleaved, which leaves gaps of all sizes. With mux = left or on, it may be up to 2.5 times the peak. Only with SPPO_LONG do
 // the models have all their layers.
 func TestFootprint(t *testing.T) {
+	const latents = "model.bias=[mlp] model.layer_types=latent model.kv_lora_rank=512 model.qk_nope_head_dim=128 model.qk_rope_head_dim=64 model.v_head_dim=128 model.layers=8 schedule.latent_cache=on"
 	for _, c := range []struct {
 		file  string
 		short []string
@@ -45,7 +46,9 @@ func TestFootprint(t *testing.T) {
 			"schedule.offload=none schedule.recompute=auto",
 			"model.ffn=[16384,4096,8192] model.layer_types=[full,full,none]", "model.ffn=[16384,4096,8192] model.layer_types=[none,full,full] schedule.offload=full",
 			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.mux=on schedule.offload=0.5",
-			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB")},
+			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB",
+			latents, latents+" schedule.recompute=full", latents+" schedule.keep=[] schedule.offload=full", latents+" schedule.sp_mode=ring schedule.recompute=keep_attention",
+			latents+" schedule.pp=1 schedule.order=layer schedule.recompute=full_kv", latents+" schedule.sp_mode=ulysses schedule.zero=3 schedule.partition=length")},
 		{"../../examples/paper/gpt-13b-512k.sppo", []string{"model.layers=16"}, settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",
 			"schedule.sp_mode=ulysses schedule.zero=2 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
 			"schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",

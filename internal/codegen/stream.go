@@ -2,6 +2,8 @@ package codegen
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"sppo.dev/internal/graph"
 	"sppo.dev/internal/passes/plan"
@@ -130,7 +132,7 @@ func loadName(l walk.Transfer, v *graph.Value) string {
 
 // transfers emits the rest of the visit's transfers, up to the next that begins attention. The instruction is that of
 // attention over the subsequence's own rows, if attention has begun.
-func (e *env) transfers(n *graph.Node, own ir.Instr) {
+func (e *env) transfers(loop []graph.Node, own ir.Instr) {
 	q, block := &e.s.kv, arrival{}
 	for ; len(q.rest) > 0 && q.rest[0].Op != walk.Attend; q.rest = q.rest[1:] {
 		switch x := q.rest[0]; x.Op {
@@ -141,7 +143,7 @@ func (e *env) transfers(n *graph.Node, own ir.Instr) {
 			if x.Own {
 				e.takeOwn(block)
 			} else {
-				e.attendBlock(n, own, block)
+				e.attendBlock(loop, own, block)
 			}
 		case walk.Send:
 			e.sendGrads(block)
@@ -170,7 +172,7 @@ func (e *env) takeOwn(own arrival) {
 		if !ok {
 			b = e.s.allocate(e.s.label(e.task, e.layer, v.Name), ir.Device, v.Bytes(e.size))
 			if v.Kind == graph.CacheGrad {
-				e.clearUnread(b, v.Bytes(e.size), own.Grads)
+				e.clearUnread(b, v.Bytes(e.size), own.Grads || e.s.plan.Stream.Latents)
 			}
 		}
 		e.put(i, b, 0)
@@ -193,10 +195,14 @@ func (e *env) clearUnread(b uint32, size ir.Bytes, adds bool) {
 }
 
 // attend emits an attention node in parts: the subsequence's own rows, then each earlier block. The softmax continues
-// from part to part in f32, and so does the sum of the gradients of the queries.
-func (e *env) attend(n *graph.Node) {
-	prefix, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
+// from part to part in f32, and so does the sum of the gradients of the queries. The other nodes of its loop, if there are any, compute
+// K and V of a part before it, and add to the gradients of what these come from after it.
+func (e *env) attend(loop []graph.Node) {
+	at := slices.IndexFunc(loop, func(n graph.Node) bool { return n.Attends() })
+	n, prefix, end := &loop[at], e.size.Prefix, e.size.Prefix+e.size.Tokens
 	blocks := walk.Blocks(e.s.plan.Stream.Block, e.size)
+	e.keys = [2]int64{prefix, end}
+	e.around(loop[:at])
 	own := e.part(n, prefix, end, e.view)
 	result := own.Args[0] // o, or dq
 	sum := result
@@ -212,50 +218,91 @@ func (e *env) attend(n *graph.Node) {
 	}
 	own.Args[0] = sum
 	e.s.emit(own)
-	e.s.kv.rest = e.s.kv.rest[1:]
-	e.transfers(n, own)
+	e.around(loop[at+1:])
+	e.forget()
+	if e.s.plan.Streams() {
+		e.s.kv.rest = e.s.kv.rest[1:]
+		e.transfers(loop, own)
+		blocks = nil
+	}
+	for i := range blocks {
+		e.attendBlock(loop, own, arrival{Transfer: walk.Transfer{Load: &blocks[i]}, buffers: map[string]uint32{}})
+	}
 	if sum != result && (n.Op == ir.Attention || e.block.ReadsBack(n.Args[0].Value)) {
 		e.s.op(ir.Cast, ir.Compute, []ir.View{result, sum})
 	}
+	e.offload(n)
+}
+
+// around emits nodes of a loop other than attention, for the part of the keys that the loop is at.
+func (e *env) around(nodes []graph.Node) {
+	whole := e.size
+	e.size = e.size.OfPiece(e.keys[0], e.keys[1])
+	for i := range nodes {
+		e.node(&nodes[i])
+	}
+	e.size = whole
+}
+
+// forget ends what a loop has computed for a range of tokens.
+func (e *env) forget() {
+	for v := range e.block.Values {
+		if e.block.Values[v].Rows == graph.Piece {
+			e.at[v].known, e.read[v] = false, false
+		}
+	}
+	maps.DeleteFunc(e.wrote, func(a graph.Arg, _ bool) bool { return !e.at[a.Value].known })
 }
 
 // attendBlock emits the part for a block. Operands that do not depend on the block are taken from the
 // part for the subsequence's own rows.
-func (e *env) attendBlock(n *graph.Node, own ir.Instr, block arrival) {
-	s := e.s
+func (e *env) attendBlock(loop []graph.Node, own ir.Instr, block arrival) {
+	s, at := e.s, slices.IndexFunc(loop, func(n graph.Node) bool { return n.Attends() })
+	n, expands := &loop[at], len(loop) > 1
 	grads := n.Op == ir.AttentionGrad
-	cleared := grads && e.mayBeUnseen(own, block)
-	adds := block.Grads || cleared
-	for i := range e.block.Values {
-		v := &e.block.Values[i]
-		if cleared && v.Kind == graph.CacheGrad && v.Spans() {
-			e.clearRows(i, block.First, block.End)
+	adds := grads && e.prepareGrads(block, s.plan.Streams() && (expands || e.mayBeUnseen(own, block)))
+	before := slices.Clone(e.at)
+	for v := range e.block.Values {
+		if b, ok := block.buffers[e.block.Values[v].Name]; ok {
+			e.put(v, b, 0)
 		}
-		if _, ok := block.buffers[v.Name]; ok || !grads || v.Rows != graph.Full || v.Kind != graph.CacheGrad {
-			continue
-		}
-		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
-		b := s.allocate(s.label(e.task, e.layer, loadName(block.Transfer, v)), ir.Device, bytes)
-		e.clearUnread(b, bytes, adds) // nothing has been added to the gradient of these rows yet, or it is never read
-		block.buffers[v.Name] = b
 	}
-	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {
-		if b, ok := block.buffers[e.block.Values[a.Value].Name]; ok {
-			v.Buffer = b
-			return v
-		}
-		return e.view(a, v)
-	})
+	e.suffix, e.keys = fmt.Sprintf(".at%d", block.First), [2]int64{block.First, block.End}
+	e.around(loop[:at])
+	in := e.part(n, block.First, block.End, e.view)
 	continued := "accumulate"
 	if grads {
 		continued = "accumulate_q"
-		setAttr(&in, "accumulate", ir.Bool(adds))
+		setAttr(&in, "accumulate", ir.Bool(adds && !expands))
 		setArg(&in, "o", own.Arg("o"))
 		setArg(&in, "delta", own.Arg("delta"))
 	}
 	setAttr(&in, continued, ir.Bool(true))
 	in.Args[0] = own.Args[0]
 	s.emit(in)
+	e.around(loop[at+1:])
+	e.forget()
+	e.at, e.suffix = before, ""
+}
+
+// prepareGrads makes room for the gradients of a block that have not been loaded, and clears them if that is asked for. It reports whether
+// gradients are to be added.
+func (e *env) prepareGrads(block arrival, cleared bool) (adds bool) {
+	adds = block.Grads || cleared
+	for i := range e.block.Values {
+		v := &e.block.Values[i]
+		if cleared && v.Kind == graph.CacheGrad && v.Spans() {
+			e.clearRows(i, block.First, block.End)
+		}
+		if _, ok := block.buffers[v.Name]; ok || v.Rows != graph.Full || v.Kind != graph.CacheGrad {
+			continue
+		}
+		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
+		b := e.s.allocate(e.s.label(e.task, e.layer, loadName(block.Transfer, v)), ir.Device, bytes)
+		e.clearUnread(b, bytes, adds) // nothing has been added to the gradient of these rows yet, or it is never read
+		block.buffers[v.Name] = b
+	}
+	return adds
 }
 
 // mayBeUnseen reports whether some members of a ring may see none of a block, and thus cannot overwrite its gradients, to
@@ -264,8 +311,8 @@ func (e *env) mayBeUnseen(own ir.Instr, block arrival) bool {
 	return !block.Grads && own.Attr("chunks").Bits != 0 && (e.size.Window > 0 || own.Arg("positions").Present())
 }
 
-// attends reports whether a node is emitted in parts.
-func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Attends() }
+// attends reports whether a node is emitted in parts, with the other nodes of its loop.
+func (e *env) attends(n *graph.Node) bool { return n.Loop > 0 || e.s.plan.Streams() && n.Attends() }
 
 // part returns the instruction of an attention node for the keys of a range of tokens.
 func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {

@@ -26,6 +26,7 @@ type Case struct {
 	Strategy                  string // one of schedule.strategy
 	SPMode                    string // megatron | ulysses | ring | megatron-ring | ulysses-ring, with two groups of ranks on the ring
 	ExpertParallel            string // off | on
+	LatentCache               string // off | on
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
@@ -90,7 +91,7 @@ func (c Case) plain() Case {
 	c.Mux = "off"
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
 	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute, c.Order = "sppo", "megatron", "0", "flops", "none", "none", "sequence"
-	c.Keep, c.OptimizerOffload, c.LayersPerStage, c.ExpertParallel = "[k, v]", "", "", ""
+	c.Keep, c.OptimizerOffload, c.LayersPerStage, c.ExpertParallel, c.LatentCache = "[k, v]", "", "", "", ""
 	return c
 }
 
@@ -214,6 +215,7 @@ schedule tiny {
   sp = %s
   sp_mode = %s
   expert_parallel = %s
+  latent_cache = %s
   dp = %d
   zero = %s
   optimizer_offload = %s
@@ -231,7 +233,7 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, c.ffnLine(), c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, orElse(c.GradReduce, "f32"), evalBatch, lines(c.Tuning),
-		c.PP, c.sp(), c.spMode(), orElse(c.ExpertParallel, "off"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
+		c.PP, c.sp(), c.spMode(), orElse(c.ExpertParallel, "off"), orElse(c.LatentCache, "off"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.LayersPerStage, "auto"), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 

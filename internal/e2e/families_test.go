@@ -44,6 +44,7 @@ var listed = []struct {
 	{"subsequences", []string{"1", "2", "5"}},
 	{"dp", []string{"1", "2"}},
 	{"mux", []string{"off", "left", "right", "on"}},
+	{"latent_cache", []string{"off", "on"}},
 }
 
 // TestFamilies compares a model of each family with transformers under schedules that together have every listed value, and under one that
@@ -73,6 +74,9 @@ func TestFamilies(t *testing.T) {
 			}
 			if want.Margin == 0 { // no experts
 				delete(c.open, "expert_parallel = on")
+			}
+			if !strings.Contains(want.Keys, "kv_lora_rank") {
+				delete(c.open, "latent_cache = on")
 			}
 			schedules := 0
 			for ; len(c.open) > 0; schedules++ {

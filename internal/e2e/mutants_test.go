@@ -69,6 +69,8 @@ var programKinds = []struct {
 	{"kimi_delta, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 3, Layers: 3, Traits: models["kimi"]}},
 	{"latent attention", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["deepseek"]}},
 	{"latent attention, sp_mode = ulysses", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, PP: 2, SP: 2, SPMode: "ulysses", N: 2, Traits: models["latent"]}},
+	{"latent_cache = on", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, SP: 2, N: 3, LatentCache: "on", Traits: models["deepseek"]}},
+	{"latent_cache = on, keep = []", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, SP: 2, SPMode: "ulysses", N: 3, Keep: "[]", LatentCache: "on", Recompute: "full", Traits: models["latent"]}},
 	{"attention sinks", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, SP: 2, N: 3, Recompute: "full", Traits: models["gptoss"]}},
 	{"latent attention, keep = []", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 1, N: 3, Keep: "[]", Traits: models["deepseek"]}},
 	{"latent attention, sp_mode = ring", Case{Family: "llama", Positions: "rope", KVHeads: 4, Batch: 2, SP: 2, SPMode: "ring", N: 2, Traits: models["latent"]}},

@@ -155,6 +155,7 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 	if sum := crc32.ChecksumIEEE([]byte("latent" + d.text)); sum%5 == 0 { // nor is this
 		d.drawLatent(rand.New(rand.NewPCG(uint64(sum), 0)), heads)
 	}
+	d.cacheLatents()
 	if d.model.DType == "bf16" && crc32.ChecksumIEEE([]byte("reduce"+d.text))%2 == 0 { // nor is this
 		d.text = strings.Replace(d.text, "  grad_clip = 1\n", "  grad_clip = 1\n  grad_reduce = bf16\n", 1)
 	}
@@ -218,6 +219,15 @@ func (d *drawn) drawLatent(r *rand.Rand, heads int) {
 	end := kv + strings.Index(d.text[kv:], "\n")
 	d.text = d.text[:kv] + fmt.Sprintf("  kv_heads = %d", heads) + d.text[end:]
 	d.text = strings.Replace(d.text, "  init_std", lines(latent)+"  init_std", 1)
+}
+
+// cacheLatents caches the latents of latent attention in half of the draws that have it, and draws no number.
+func (d *drawn) cacheLatents() {
+	value := "off"
+	if strings.Contains(d.text, "kv_lora_rank") && crc32.ChecksumIEEE([]byte("cache"+d.text))%2 == 0 {
+		value = "on"
+	}
+	d.schedule = append(d.schedule, request{"latent_cache", value, value, "off"})
 }
 
 // drawExperts draws MLPs with experts in all or some layers.

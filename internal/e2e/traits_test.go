@@ -64,6 +64,10 @@ func listTraits() []trait {
 		{name: "latent attention", asked: func(d *drawn) bool { return strings.Contains(d.text, "kv_lora_rank") }},
 		{name: "latent attention in several subsequences", asked: func(d *drawn) bool { return strings.Contains(d.text, "kv_lora_rank") && d.over("subsequences") }},
 		{name: "latent attention on several ranks", asked: func(d *drawn) bool { return strings.Contains(d.text, "kv_lora_rank") && d.over("sp") }},
+		{name: "cached latents", asked: func(d *drawn) bool { return d.ask("latent_cache") == "on" && d.over("subsequences") }},
+		{name: "cached latents on several ranks", asked: func(d *drawn) bool {
+			return d.ask("latent_cache") == "on" && d.over("subsequences") && d.over("sp")
+		}},
 		{name: "dropout", asked: func(d *drawn) bool { return strings.Contains(d.model.Tuning, "dropout = 0.") }},
 		{name: "adapters", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "adapter") }},
 		{name: "frozen tensors", asked: func(d *drawn) bool { return strings.HasPrefix(d.model.Tuning, "freeze") }},

@@ -17,6 +17,7 @@ type Size struct {
 	Chunk    int64 // first row of the head's chunk
 	Rows     int64 // rows of the head's chunk
 	Chunks   int64 // most rows in a chunk of the head; 0: LeastChunk
+	Piece    int64 // most tokens in a piece of earlier keys, if attention expands latents; 0: none
 	Window   int64 // tokens that a query of the layer attends to, including its own; 0: all
 }
 
@@ -65,6 +66,8 @@ func (v *Value) rowCount(s Size) int64 {
 		return s.Batch
 	case ChunkRows:
 		return s.Rows
+	case Piece:
+		return max(s.Tokens, min(s.Piece, s.Prefix)) * s.Batch
 	case Each:
 		return v.Count * s.Batch
 	}
@@ -119,7 +122,7 @@ func (v *Value) span(of Span, s Size) (first, rows int64) {
 	rows = v.rowCount(s)
 	switch of {
 	case Tail, Seen:
-		if v.Rows == Full {
+		if v.Rows == Full || v.Rows == Piece {
 			break
 		}
 		unit := s.Batch // rows of storage per token

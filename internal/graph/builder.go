@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"sppo.dev/ir"
@@ -15,6 +16,8 @@ type builder struct {
 	role    *role
 	nodes   *[]Node            // the list to which node appends: Forward or Backward
 	chunked bool               // nodes belong to the head's loop
+	looping bool               // nodes belong to a loop over pieces of the keys
+	loop    int                // its number, or that of the next
 	grads   map[int]Arg        // gradient of a forward value, while differentiating
 	remat   map[int]int        // forward value -> its copy recomputed in the backward pass
 	casts   map[Arg]Arg        // f32 gradient -> its copy in the activation type
@@ -28,7 +31,7 @@ type builder struct {
 
 func (g *Model) newBuilder(name string) *builder {
 	b := &builder{
-		act: g.DType(), split: g.Split, role: &role{input: true}, grads: map[int]Arg{}, remat: map[int]int{},
+		act: g.DType(), split: g.Split, loop: 1, role: &role{input: true}, grads: map[int]Arg{}, remat: map[int]int{},
 		casts: map[Arg]Arg{}, losses: map[int]routerLoss{}, downs: map[string]int{}, named: map[string]bool{},
 	}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing, Losses: Missing}
@@ -90,7 +93,30 @@ func (b *builder) node(op ir.Op, attrs []Attr, args ...Arg) {
 	for len(args) < len(ir.Ops[op].Operands) {
 		args = append(args, Arg{Value: Missing})
 	}
-	*b.nodes = append(*b.nodes, Node{Op: op, Args: args, Attrs: orderAttrs(op, attrs), Chunked: b.chunked})
+	n := Node{Op: op, Args: args, Attrs: orderAttrs(op, attrs), Chunked: b.chunked}
+	if b.looping {
+		n.Loop = b.loop
+		for k, a := range args {
+			if a.Value != Missing && (b.Values[a.Value].Kind == Cache || b.Values[a.Value].Kind == CacheGrad) {
+				args[k].Span = Tail // the rows of the piece
+			}
+		}
+	}
+	*b.nodes = append(*b.nodes, n)
+}
+
+// rowsFrom returns the rows of a function of x: those of a piece if x is a cache.
+func (b *builder) rowsFrom(x int) Rows {
+	if b.Values[x].Kind == Cache {
+		return Piece
+	}
+	return b.Values[x].Rows
+}
+
+// endLoop ends a loop over pieces of the keys: what it computes of a piece exists in it only.
+func (b *builder) endLoop() {
+	b.loop++
+	maps.DeleteFunc(b.remat, func(v, _ int) bool { return b.Values[v].Rows == Piece })
 }
 
 func orderAttrs(op ir.Op, attrs []Attr) []Attr {

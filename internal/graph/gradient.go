@@ -78,12 +78,16 @@ func (b *builder) differentiate() {
 	}
 	for i := len(b.Forward) - 1; i >= 0; i-- {
 		n := b.Forward[i]
+		if b.looping = n.Loop > 0; b.looping && n.Attends() {
+			b.beginLoop(n)
+		}
 		rule := gradients[n.Op]
 		if rule == nil {
 			panic("internal: no gradient rule for " + ir.Ops[n.Op].Name)
 		}
 		rule(b, n)
 	}
+	b.looping = false
 	if b.Input != Missing {
 		b.DInput = b.grads[b.Input].Value
 	}
@@ -101,7 +105,7 @@ func (b *builder) hoistCollectives(nodes []Node) {
 		if ir.Ops[n.Op].Class != ir.ClassComm {
 			continue
 		}
-		for ; i > 0 && b.ofWeights(nodes[i-1]); i-- {
+		for ; i > 0 && nodes[i-1].Loop == 0 && b.ofWeights(nodes[i-1]); i-- {
 			nodes[i], nodes[i-1] = nodes[i-1], nodes[i]
 		}
 	}
@@ -156,14 +160,14 @@ func (b *builder) keptBetween(v int) bool {
 }
 
 // deferNodes marks the nodes of the second half. Norms compute both gradients in the first half, because a single
-// kernel computes both. Attention has nothing to defer, and neither does the head's loop, whose logits exist for
-// only one chunk of rows at a time. The second half reads no weight matrices, because ZeRO may have released the
+// kernel computes both. Attention has nothing to defer, and neither do loops: logits exist for only one chunk of rows at a time, and
+// the gradients of expanded latents for one piece. The second half reads no weight matrices, because ZeRO may have released the
 // gathered matrices by then.
 func (b *builder) deferNodes() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := range slices.Backward(b.Backward) {
 		n := &b.Backward[i]
-		n.Weights = !n.Chunked && !b.readsMatrix(n) && !slices.ContainsFunc(n.Writes(), func(v int) bool {
+		n.Weights = !n.Chunked && n.Loop == 0 && !b.readsMatrix(n) && !slices.ContainsFunc(n.Writes(), func(v int) bool {
 			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == CarryGrad || b.Values[v].Kind == Loss
 		})
 		for _, a := range n.Args {
@@ -219,6 +223,9 @@ func (b *builder) saves(i int, n *Node) bool { return !n.neverSaved() && (b.keep
 
 // neverSaved reports whether the results of a node are always recomputed.
 func (n *Node) neverSaved() bool {
+	if n.Loop > 0 && !n.Attends() {
+		return true
+	}
 	switch savings[n.Op] {
 	case never:
 		return true
@@ -244,7 +251,7 @@ func (b *builder) recompute(n Node) {
 // repeat makes the values that a node reads available, then appends a copy of the node, which writes to copies
 // of its results.
 func (b *builder) repeat(n Node) {
-	repeated := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
+	repeated := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked, Loop: n.Loop}
 	for k, a := range n.Args {
 		if a.Value == Missing {
 			continue
@@ -261,7 +268,8 @@ func (b *builder) repeat(n Node) {
 			case Carry:
 				v.Kind = Activation
 			}
-			v.Name += ".again"
+			for v.Name += ".again"; b.named[v.Name]; v.Name += "'" {
+			}
 			b.remat[a.Value] = b.value(v)
 		}
 		repeated.Args[k].Value = b.remat[a.Value]
@@ -269,7 +277,13 @@ func (b *builder) repeat(n Node) {
 			repeated.Args[k].Span = All
 		}
 	}
+	if n.Loop > 0 {
+		repeated.Loop = b.loop
+	}
 	*b.nodes = append(*b.nodes, repeated)
+	if n.Loop > 0 && n.Attends() {
+		b.endLoop()
+	}
 }
 
 // producer returns the last forward node that writes a value.
@@ -303,7 +317,7 @@ func (b *builder) newGrad(v int) int {
 	for b.named[name] {
 		name += "'"
 	}
-	g := Value{Name: name, Planes: old.Planes, Rows: old.Rows, Count: old.Count, Cols: old.Cols, DType: b.act}
+	g := Value{Name: name, Planes: old.Planes, Rows: b.rowsFrom(v), Count: old.Count, Cols: old.Cols, DType: b.act}
 	return b.value(g)
 }
 
@@ -312,6 +326,10 @@ func (b *builder) contribute(v int, g Arg) {
 	old, ok := b.grads[v]
 	if !ok {
 		b.grads[v] = g
+		return
+	}
+	if b.Values[old.Value].Kind == CacheGrad {
+		b.node(ir.Add, nil, old, old, g)
 		return
 	}
 	sum := b.newGrad(v)
@@ -379,7 +397,7 @@ func matmulGradient(b *builder, n Node) {
 	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
 	b.penalize(n.Args[0].Value)
 	dy := b.inActivationType(b.grad(n.Args[0]))
-	if dx, ok := b.grads[x]; ok && b.writtenBy(ir.Matmul, dx.Value) {
+	if dx, ok := b.grads[x]; ok && (b.Values[dx.Value].Kind == CacheGrad || b.writtenBy(ir.Matmul, dx.Value)) {
 		b.node(ir.Matmul, []Attr{truth("trans_b"), truth("accumulate")}, dx, dy, all(w))
 	} else {
 		dx := b.newGrad(x)
@@ -406,7 +424,11 @@ func (b *builder) inActivationType(g Arg) Arg {
 	from := Arg{Value: g.Value, Span: g.Span}
 	to, done := b.casts[from]
 	if !done {
-		y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: Held, Cols: v.Cols, DType: b.act})
+		rows := Held
+		if v.Rows == Piece || v.Rows == Local {
+			rows = v.Rows
+		}
+		y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: rows, Cols: v.Cols, DType: b.act})
 		to = all(y)
 		b.node(ir.Cast, nil, to, from)
 		b.casts[from] = to
@@ -438,8 +460,11 @@ func attentionGradient(b *builder, n Node) {
 	dq, keys, values := b.newGrad(q.Value), b.need(k.Value), b.need(v.Value)
 	keys.Span, values.Span = k.Span, v.Span
 	dkv := b.kvGrads(k.Value, v.Value)
-	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))
-	b.node(ir.AttentionGrad, attrs, all(dq), seen(dkv[0]), seen(dkv[1]),
+	attrs := slices.Clone(n.Attrs)
+	if n.Loop == 0 {
+		attrs = append(attrs, from("accumulate", NotFirst))
+	}
+	b.node(ir.AttentionGrad, attrs, all(dq), Arg{Value: dkv[0], Span: k.Span}, Arg{Value: dkv[1], Span: v.Span},
 		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value), Arg{Value: Missing}, n.Args[5])
 	b.contribute(q.Value, all(dq))
 }
@@ -452,13 +477,30 @@ func sinkGradient(b *builder, n Node) {
 		all(b.weightGrad(sinks)), b.grad(n.Args[0]), b.need(b.rounded(o)), b.need(lse), all(sinks))
 }
 
-// kvGrads creates the gradients of K and V.
-func (b *builder) kvGrads(k, v int) (d [2]int) {
-	for i, c := range []int{k, v} {
-		old := b.Values[c]
-		d[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.kvKind(CacheGrad), Rows: old.Rows, Cols: old.Cols, DType: ir.F32})
-		b.grads[c] = all(d[i])
+// beginLoop begins the loop over pieces of the keys that computes the gradients of an attention: what all pieces need is ready, and the
+// gradients of the latents, which are 0 at first, are sums.
+func (b *builder) beginLoop(attention Node) {
+	for _, v := range append(attention.Writes(), attention.Args[2].Value) {
+		b.need(v)
 	}
+	for v := range b.Values {
+		if b.Values[v].Kind == Cache {
+			b.kvGrad(v)
+		}
+	}
+}
+
+// kvGrads creates the gradients of K and V.
+func (b *builder) kvGrads(k, v int) (d [2]int) { return [2]int{b.kvGrad(k), b.kvGrad(v)} }
+
+// kvGrad creates the gradient of K, V or a latent, which is a sum in f32.
+func (b *builder) kvGrad(v int) int {
+	g := b.Values[v]
+	if g.Name, g.DType = "d."+g.Name, ir.F32; g.Kind == Cache {
+		g.Kind = CacheGrad
+	}
+	d := b.value(g)
+	b.grads[v] = all(d)
 	return d
 }
 
@@ -498,7 +540,11 @@ func gatherGradient(b *builder, n Node) {
 		chunksGradient(b, n)
 		return
 	}
-	b.linear(n, ir.ReduceScatter, n.Attrs, b.grad(n.Args[0]))
+	x, dy := n.Args[1].Value, b.grad(n.Args[0])
+	dx := b.newGrad(x)
+	b.Values[dx].DType = b.Values[dy.Value].DType
+	b.node(ir.ReduceScatter, n.Attrs, all(dx), dy)
+	b.contribute(x, all(dx))
 }
 
 func scatterGradient(b *builder, n Node) { b.linear(n, ir.AllGather, n.Attrs, b.grad(n.Args[0])) }

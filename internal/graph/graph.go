@@ -30,6 +30,7 @@ const (
 	SeenLocal               // in a ring, the rows of one rank's K or V up to the end of the subsequence, as passed around
 	PerSequence             // b: a row for each sequence of the microbatch
 	ChunkRows               // rows of the current chunk of the head's loop
+	Piece                   // the rows of a piece of the keys, in a loop over pieces
 	Each                    // Value.Count*b: so many for each sequence
 )
 
@@ -123,6 +124,7 @@ type Node struct {
 	Args    []Arg
 	Attrs   []Attr
 	Chunked bool // part of the head's loop over rows
+	Loop    int  // number of the loop over pieces of the keys that the node is part of, one of whose nodes is attention; 0: none
 	Weights bool // in the backward pass: contributes only to weight gradients, which are not needed before the optimizer
 }
 

@@ -30,16 +30,25 @@ func (g *Model) latentAttention(b *builder, in int) int {
 	}
 	from, width := rows, h
 	if g.QLatent > 0 {
-		from, width = g.compressed(b, in, "q", "wq_a", int64(g.QLatent)), int64(g.QLatent)
+		from, width = g.enter(b, g.compressed(b, in, "q", "wq_a", int64(g.QLatent)), "q.latent.gathered"), int64(g.QLatent)
 	}
 	query := g.expanded(b, "q", from, g.columns("wq", width, heads*d, own*d, ConstHeads))
 	if g.rotation(RotationQ) != plainNone {
 		query = g.turned(b, "q", query, RotationQ, own, d)
 	}
 	latent := g.compressed(b, in, "kv", "wkv", int64(g.KVLatent))
+	if g.Latents {
+		latent = g.cached(b, g.held(b, latent, "kv.latent.gathered"), "kv.cached")
+	} else {
+		latent = g.enter(b, latent, "kv.latent.gathered")
+	}
 	shared := g.linear(b, "k.shared", Local, in, g.reduced(Param{Name: "wk_rope", Shape: [2]int64{h, turned}, Local: [2]int64{h, turned}, Std: g.InitStd}), Arg{Value: Missing})
 	if shared = g.held(b, shared, "k.shared.gathered"); g.rotation(RotationK) != plainNone {
 		shared = g.turned(b, "k.shared", shared, RotationK, 1, turned)
+	}
+	if g.Latents {
+		shared = g.cached(b, shared, "k.shared.cached")
+		return g.attendPieces(b, rows, query, latent, shared)
 	}
 	parts := g.expanded(b, "k.rest", latent, g.columns("wk", int64(g.KVLatent), heads*nope, own*nope, ConstNope))
 	keys, values := g.kv(b, "k", g.Stream.K, own*d), g.kv(b, "v", g.Stream.V, own*wide)
@@ -56,10 +65,45 @@ func (g *Model) latentAttention(b *builder, in int) int {
 	return g.attend(b, rows, query, keys, values, ConstValue)
 }
 
+// cached appends rows to a cache of the whole sequence, which every rank has.
+func (g *Model) cached(b *builder, x int, name string) int {
+	cache := g.kv(b, name, g.Stream.K, b.Values[x].Cols)
+	if g.Gathers {
+		b.gatherChunks(cache, x)
+		return cache
+	}
+	for _, n := range b.Forward {
+		for k, a := range n.Args {
+			if a.Value == x {
+				n.Args[k] = tail(cache)
+			}
+		}
+	}
+	return cache
+}
+
+// attendPieces appends attention in which K and V are computed from cached latents, for one piece of the keys after another. Each rank
+// computes those of its own heads, in every mode.
+func (g *Model) attendPieces(b *builder, rows, query, latent, shared int) int {
+	heads, own, d, wide, nope := int64(g.Heads), g.headsLocal(), int64(g.HeadDim), int64(g.ValueHeadDim), int64(g.NopeDim)
+	ofHeads := func(name string, dim int64, start string) Param {
+		if g.HeadRanks() == 1 {
+			return g.columns(name, int64(g.KVLatent), heads*dim, own*dim, start)
+		}
+		return g.onRing(Param{Name: name, Shape: [2]int64{int64(g.KVLatent), heads * dim}, Local: [2]int64{int64(g.KVLatent), own * dim}, Shard: ByCols, Start: start, Std: g.InitStd})
+	}
+	b.looping = true
+	parts := g.linear(b, "k.rest", Piece, latent, ofHeads("wk", nope, ConstNope), Arg{Value: Missing})
+	keys := b.activation("k", Piece, own*d)
+	b.node(ir.ConcatHeads, []Attr{integer("heads", own), integer("head_dim", d)}, all(keys), all(shared), all(parts))
+	values := g.linear(b, "v", Piece, latent, ofHeads("wv", wide, ConstValue), Arg{Value: Missing})
+	return g.attend(b, rows, query, keys, values, ConstValue)
+}
+
 // valueDim returns the width of a head of values in layers with attention.
 func (g *Model) valueDim() int { return cmp.Or(g.ValueHeadDim, g.HeadDim) }
 
-// compressed appends a latent of the layer's input: a linear map of the rank's own rows, and a norm. Ranks that divide weights gather it.
+// compressed appends a latent of the layer's input: a linear map of the rank's own rows, and a norm.
 func (g *Model) compressed(b *builder, x int, name, weight string, width int64) int {
 	h := int64(g.Hidden)
 	y := g.linear(b, name+".latent", Local, x, g.reduced(Param{Name: weight, Shape: [2]int64{h, width}, Local: [2]int64{h, width}, Std: g.InitStd}), Arg{Value: Missing})
@@ -67,7 +111,7 @@ func (g *Model) compressed(b *builder, x int, name, weight string, width int64) 
 	attrs := g.normAttrs()
 	attrs[0] = float("eps", latentEps)
 	b.node(ir.RMSNorm, attrs, all(normed), all(stats), all(y), all(b.param(g.replicated(name+"_a_norm.gamma", width, 1-g.NormOffset))))
-	return g.enter(b, normed, name+".latent.gathered")
+	return normed
 }
 
 // held gathers rows that attention holds, in every mode.

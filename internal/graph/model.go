@@ -62,6 +62,7 @@ type Split struct {
 	Whole  bool   // the sequence is undivided: no later subsequence reads its K and V
 	Stream Stream
 
+	Latents   bool // latents are cached, and K and V computed from them for one piece of the keys after another
 	Documents bool // a sequence may contain several documents, and attention stays inside each
 	Masked    bool // some labels are excluded from the loss
 
@@ -509,6 +510,7 @@ func (g *Model) attend(b *builder, rows, query, keys, values int, start string) 
 			attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
 		}
 		b.node(ir.Attention, attrs, all(o), all(lse), all(query), seen(keys), seen(values), g.positions(b))
+		b.looping = false
 		g.sink(b, o, lse)
 	}
 	if g.ulysses() {

@@ -290,7 +290,7 @@ func (g *Model) lower(b *builder, name string, w Param, x int) int {
 	if g.AdapterDropout > 0 {
 		x = g.dropout(b, x, a)
 	}
-	rows := b.Values[x].Rows
+	rows := b.rowsFrom(x)
 	y := b.activation(name+".lora", rows, rank)
 	b.node(ir.Matmul, nil, all(y), all(x), all(b.param(a)))
 	if scale := g.AdapterAlpha / float64(rank); scale != 1 {
@@ -304,7 +304,7 @@ func (g *Model) lower(b *builder, name string, w Param, x int) int {
 // dropout appends dropout of x, the input of an adapter's first matrix.
 func (g *Model) dropout(b *builder, x int, a Param) int {
 	v := b.Values[x]
-	y := b.activation(strings.TrimSuffix(a.Name, "_a")+".dropped", v.Rows, v.Cols)
+	y := b.activation(strings.TrimSuffix(a.Name, "_a")+".dropped", b.rowsFrom(x), v.Cols)
 	attrs := []Attr{
 		{Name: "tensor", Source: FromTensor, Const: a.Name}, float("rate", g.AdapterDropout),
 		from("first", FromFirst), constant("replica", ConstReplica), from("position", FromPrefix), from("batch", FromBatch),
@@ -315,7 +315,7 @@ func (g *Model) dropout(b *builder, x int, a Param) int {
 	switch {
 	case v.Rows == Local && g.HeadRanks() > 1:
 		attrs = append(attrs, constant("member", ConstBlock))
-	case g.rings() > 1:
+	case g.rings() > 1 && !b.looping:
 		attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
 	}
 	b.node(ir.Dropout, attrs, all(y), all(x), all(b.given(Value{Name: ValueDropout, Rows: Fixed, Count: 2, DType: ir.I32})))

@@ -16,6 +16,38 @@ func (b *Block) LooksBack(n *Node) bool {
 	})
 }
 
+// LoopOf returns where the loop over pieces of the keys begins and ends that a node of a list is part of: if it is part of none, before
+// and after the node.
+func LoopOf(nodes []Node, i int) (from, end int) {
+	from, end = i, i+1
+	for from > 0 && nodes[i].Loop > 0 && nodes[from-1].Loop == nodes[i].Loop {
+		from--
+	}
+	for end < len(nodes) && nodes[i].Loop > 0 && nodes[end].Loop == nodes[i].Loop {
+		end++
+	}
+	return from, end
+}
+
+// AroundOf returns the nodes of the loop of an attention node of the block.
+func (b *Block) AroundOf(n *Node) []Node {
+	for _, nodes := range [][]Node{b.Forward, b.Backward, b.Halves[InputGradient]} {
+		for i := range nodes {
+			if n == &nodes[i] {
+				from, end := LoopOf(nodes, i)
+				return nodes[from:end]
+			}
+		}
+	}
+	panic("internal: a node of another block")
+}
+
+// OfPiece returns the size of the nodes of a loop, except attention, for a range of tokens of the keys.
+func (s Size) OfPiece(first, end int64) Size {
+	s.Prefix, s.Tokens, s.Piece = first, end-first, 0
+	return s
+}
+
 // Rows narrows an operand of an attention node to a range of tokens of K, V or their gradients. A
 // streamed value has a separate block for these tokens; other values contain them at an offset.
 func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
@@ -23,7 +55,7 @@ func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 		return v
 	}
 	value := &b.Values[a.Value]
-	if value.Kind != Cache && value.Kind != CacheGrad {
+	if value.Rows != Piece && value.Kind != Cache && value.Kind != CacheGrad {
 		return v
 	}
 	v.Offset, v.Shape[0] = 0, (end-first)*s.Batch

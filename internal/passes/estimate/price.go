@@ -42,7 +42,7 @@ func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
 	if p.Parallel.Ring > 0 {
 		pr.links.heads, pr.links.ring = WidestLink(p, m, groupOf(p, graph.GroupHeads)), WidestLink(p, m, groupOf(p, graph.GroupRing))
 	}
-	if p.Streams() {
+	if p.Streams() || p.Stream.Latents {
 		pr.block = p.Stream.Block
 	}
 	pr.known = c.prices.of(pr)
@@ -95,7 +95,7 @@ type listOfNodes struct {
 
 // list returns the times of nodes, and looksBack for those whose time also depends on the prefix.
 func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Seconds {
-	z.Prefix = 0
+	z.Prefix, z.Piece = 0, 0
 	key := listOfNodes{&nodes[0], len(nodes), z}
 	pr.known.mutex.Lock()
 	defer pr.known.mutex.Unlock()
@@ -135,11 +135,18 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	return t
 }
 
-// pieces returns the times of attention over the subsequence's own rows, then over each earlier block.
+// pieces returns the times of attention over the subsequence's own rows, then over each earlier block with the other nodes of its loop.
 func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
+	around := b.AroundOf(n)
 	piece := func(first, end int64) ir.Seconds {
 		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
-		return pr.Cost.Time(in.Work(), pr.links.stage)
+		t := pr.Cost.Time(in.Work(), pr.links.stage)
+		for i := range around {
+			if other := &around[i]; other != n && first < z.Prefix {
+				t += pr.Cost.Time(b.Work(other, z.OfPiece(first, end)), pr.links.stage)
+			}
+		}
+		return t
 	}
 	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
 	for i, l := range walk.Blocks(pr.block, z) {

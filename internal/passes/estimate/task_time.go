@@ -139,6 +139,9 @@ func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	p := t.Plan
 	z := p.Split().Size()
 	z.Sequence, z.Prefix, z.Tokens, z.Batch = p.Train.Sequence, prefix, tokens, int64(p.Parallel.Microbatch)
+	if p.Stream.Latents {
+		z.Piece = p.Stream.Block
+	}
 	return z
 }
 

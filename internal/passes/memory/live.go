@@ -127,6 +127,10 @@ func (l *lives) run() ir.Bytes {
 			if nodes[i].Chunked && l.block.Values[a.Value].Rows != graph.ChunkRows {
 				from, to = min(i, loop.first), max(i, loop.last)
 			}
+			if nodes[i].Loop > 0 && l.block.Values[a.Value].Rows != graph.Piece {
+				from, to = graph.LoopOf(nodes, i)
+				to--
+			}
 			switch v := &l.block.Values[a.Value]; {
 			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Spans():
 				to = end
@@ -135,7 +139,7 @@ func (l *lives) run() ir.Bytes {
 			}
 			l.hold(a.Value, from, to)
 		}
-		l.attends(i, &nodes[i])
+		l.attends(nodes, i)
 	}
 	if result != graph.Missing {
 		l.hold(result, end, end)
@@ -211,8 +215,9 @@ func (l *lives) streams(v int) bool {
 }
 
 // attends adds the temporary tensors of attention over blocks: delta and, if the result has another type, an f32 sum.
-func (l *lives) attends(i int, n *graph.Node) {
-	if !n.Attends() || l.size.Prefix == 0 || !slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) }) {
+func (l *lives) attends(nodes []graph.Node, i int) {
+	n := &nodes[i]
+	if !n.Attends() || l.size.Prefix == 0 || n.Loop == 0 && !slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) }) {
 		return
 	}
 	var bytes ir.Bytes
@@ -223,7 +228,8 @@ func (l *lives) attends(i int, n *graph.Node) {
 		lse := n.Args[slices.IndexFunc(ir.Ops[n.Op].Operands, func(o ir.Operand) bool { return o.Name == "lse" })]
 		bytes += graph.Align(l.block.Values[lse.Value].Bytes(l.size))
 	}
-	l.spans = append(l.spans, liveSpan{i, i, bytes})
+	from, end := graph.LoopOf(nodes, i)
+	l.spans = append(l.spans, liveSpan{from, end - 1, bytes})
 }
 
 // counts reports whether a value's bytes are counted with the pass. Weights, K, V, and gradients

@@ -551,6 +551,9 @@ func (p *Plan) SizeOf(t Task) graph.Size {
 func (p *Plan) Size(i int) graph.Size {
 	z := p.Split().Size()
 	z.Sequence, z.Tokens, z.Batch = p.Train.Sequence, p.Subsequences.Lengths[i], int64(p.Parallel.Microbatch)
+	if p.Stream.Latents {
+		z.Piece = p.Stream.Block
+	}
 	for _, n := range p.Subsequences.Lengths[:i] {
 		z.Prefix += n
 	}

@@ -12,11 +12,11 @@ import (
 // Split returns the part of the plan on which the dataflow of one rank depends.
 func (p *Plan) Split() graph.Split {
 	stream := graph.Stream{K: slices.Contains(p.Stream.Caches, "k"), V: slices.Contains(p.Stream.Caches, "v")}
-	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Ring: p.Parallel.Ring, Spread: p.Parallel.ExpertParallel, Whole: p.Subsequences.N == 1, Stream: stream}
+	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Ring: p.Parallel.Ring, Spread: p.Parallel.ExpertParallel, Whole: p.Subsequences.N == 1, Stream: stream, Latents: p.Stream.Latents}
 	data := p.Train.Data.Options
 	split.Documents, split.Masked = data.Packs(), data.Marked()
 	all, full := p.Model.AttentionLayers(p.Train.Sequence)
-	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Streams() || full < all)
+	split.Gathers = split.Chunks() > 0 && (split.Documents || p.Streams() || split.Latents || full < all)
 	return split
 }
 

@@ -2,9 +2,10 @@ package plan
 
 // Stream describes how K and V pass through the device.
 type Stream struct {
-	Caches []string `json:"caches"` // k, v or both: the ones that do not stay on the device
-	Block  int64    `json:"block"`  // tokens in a block
-	Early  int      `json:"early"`  // number of blocks that are loaded or in transit before they are needed
+	Caches  []string `json:"caches"`            // k, v or both: the ones that do not stay on the device
+	Block   int64    `json:"block"`             // tokens in a block
+	Latents bool     `json:"latents,omitempty"` // K and V of latent attention are computed in each block, from latents that are cached
+	Early   int      `json:"early"`             // number of blocks that are loaded or in transit before they are needed
 }
 
 // Streams reports whether K, V or both are streamed.

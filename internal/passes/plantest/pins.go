@@ -25,6 +25,7 @@ func PinnedValues(sp *lang.Spec) map[string][]string {
 		"partition":         {"flops", "time", "length"},
 		"align":             {"8", "32", "64", "128", "256", "512"},
 		"keep":              {"[]", "[k]", "[v]", "[k, v]"},
+		"latent_cache":      {"off", "on"},
 		"order":             {"sequence", "layer"},
 		"loss_chunk":        {"64", "256", "1000", "1024", "4096"},
 		"recompute":         {"none", "full", "full_kv", "selective", "keep_attention"},

@@ -527,11 +527,11 @@ func solveStream(p *plan.Plan) {
 			p.Stream.Caches = append(p.Stream.Caches, name)
 		}
 	}
-	if !p.Streams() {
+	if p.Stream.Latents = p.Schedule.LatentCache == "on"; !p.Streams() && !p.Stream.Latents {
 		return
 	}
 	if p.Subsequences.N == 1 {
-		p.Stream.Caches = []string{}
+		p.Stream = plan.Stream{Caches: []string{}}
 		p.Decide("solve", "stream", "none", "K and V of an undivided sequence are ordinary activations, which offload handles")
 		return
 	}
@@ -539,6 +539,12 @@ func solveStream(p *plan.Plan) {
 	visits := n * int64(p.Model.Layers) * int64(max(1, p.Parallel.Microbatches))
 	block := max((seq+n-1)/n, visits*seq/(2*mostLoads))
 	p.Stream.Block, p.Stream.Early = (block+align-1)/align*align, 2
+	if p.Stream.Latents {
+		p.Decide("solve", "latent_cache", "on", "given: K and V are computed from cached latents in blocks of "+words.Tokens(p.Stream.Block))
+	}
+	if !p.Streams() {
+		return
+	}
 	p.Decide("solve", "stream", words.List(p.Stream.Caches),
 		fmt.Sprintf("given: for each layer of each subsequence, earlier tokens are loaded from the host in blocks of %s; "+
 			"in the backward pass, their gradients are loaded as well", words.Tokens(p.Stream.Block)))
@@ -547,6 +553,15 @@ func solveStream(p *plan.Plan) {
 // streamProblems returns problems with a request for streaming, or with an edited plan.
 func streamProblems(p *plan.Plan) []plan.Problem {
 	s := p.Stream
+	if m := p.Schedule.Mux; s.Latents && p.Schedule.SharesTasks() {
+		return []plan.Problem{plan.Fault("schedule.latent_cache", lang.Conflict, "latent_cache = off, or mux = off", "stages share attention over K and V, which mux = %s requires to be kept", m)}
+	}
+	if all, full := p.Model.AttentionLayers(p.Train.Sequence); s.Latents && full < all {
+		return []plan.Problem{plan.Fault("schedule.latent_cache", lang.Conflict, "latent_cache = off", "some layers have a window, in which K and V are kept")}
+	}
+	if s.Latents && len(s.Caches) == 1 {
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v] or []", "K and V are computed from the same latents, which cannot be kept for only one of them")}
+	}
 	if !p.Streams() {
 		return nil
 	}

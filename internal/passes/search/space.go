@@ -521,7 +521,7 @@ const (
 func (sp *space) muxes(s *lang.Schedule) []string {
 	switch n := s.Subsequences.Count; {
 	case sp.timeless, s.Order == plan.OrderLayer, s.PP == 1, s.VirtualStages > 1, n > 0 && n < s.PP,
-		!mayBe(s.Strategy, strategy.All[0].Name), streams(s):
+		!mayBe(s.Strategy, strategy.All[0].Name), streams(s), s.LatentCache == "on":
 		return []string{"off"}
 	}
 	var out []string
@@ -542,6 +542,9 @@ func streams(s *lang.Schedule) bool { return s.Keep != nil && len(s.Keep) < len(
 // keeps returns the values of keep. Streaming never saves time, so values that stream less come first.
 func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	all := [][]string{{"k", "v"}, {"v"}, {"k"}, {}}
+	if s.LatentCache == "on" {
+		all = [][]string{{"k", "v"}, {}}
+	}
 	if s.Order == plan.OrderLayer && sp.fitting { // K and V of one layer are on the device or streamed; those of other layers are recomputed
 		all = [][]string{{"k", "v"}, {}}
 	}

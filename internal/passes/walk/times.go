@@ -94,8 +94,8 @@ func layerTimes(p *plan.Plan, g *graph.Model) []int {
 }
 
 // addWork adds the FLOPs of the layers of a kind to the work of each subsequence. It derives them from the first
-// subsequence: the work of attention is the same for every query-key pair, and the rest of the work is the same
-// for every token.
+// subsequence: the work of attention is the same for every query-key pair, that of the other nodes of its loop for every token so far,
+// and the rest of the work for every token.
 func addWork(work []float64, sizes []graph.Size, g *graph.Model, kind int) {
 	pairs := func(z graph.Size) float64 {
 		if z.Window > 0 {
@@ -104,17 +104,21 @@ func addWork(work []float64, sizes []graph.Size, g *graph.Model, kind int) {
 		return float64(z.Tokens) * (float64(z.Prefix) + float64(z.Tokens+1)/2)
 	}
 	b, first := g.LayerOf(kind), g.OfKind(sizes[0], kind)
-	var attention, rest float64
+	var attention, rest, expands float64
+	first.Piece = 0
 	for i := range b.Forward {
-		if flops := float64(b.Work(&b.Forward[i], first).Flops); b.Forward[i].Op == ir.Attention {
+		switch flops := float64(b.Work(&b.Forward[i], first).Flops); {
+		case b.Forward[i].Op == ir.Attention:
 			attention += flops
-		} else {
+		case b.Forward[i].Loop > 0:
+			expands += flops
+		default:
 			rest += flops
 		}
 	}
 	for i, z := range sizes {
 		z = g.OfKind(z, kind)
-		work[i] += float64(g.LayersOf(kind)) * (rest*float64(z.Tokens)/float64(first.Tokens) + attention*pairs(z)/pairs(first))
+		work[i] += float64(g.LayersOf(kind)) * ((rest*float64(z.Tokens)+expands*float64(z.Prefix+z.Tokens))/float64(first.Tokens) + attention*pairs(z)/pairs(first))
 	}
 }
 
