@@ -12,6 +12,7 @@ type record struct {
 	machine  string // the cluster with its arguments
 	sequence int64  // tokens
 	batch    int    // sequences of a step; 0: one
+	schedule string // keys of the schedule that are not left to the compiler
 
 	why string // why the figures differ
 }
@@ -89,6 +90,12 @@ var records = []record{
 			"Qwen3-30B-A3B.",
 	},
 	{
+		name: "Kimi-Linear-48B-A3B", job: "Kimi-Linear-48B-A3B on 64 H100", claim: "none", source: unpublished,
+		model: "today/kimi-linear-48b-a3b.sppo", cluster: "h100", machine: "h100(nodes = 8)", sequence: 1 << 20,
+		why: "Seven layers of 27 have attention over all earlier tokens, of latents and without positions; the others have Kimi " +
+			"delta attention. A token uses 3.5 of 49.1 billion parameters, and ranks of several nodes divide heads.",
+	},
+	{
 		name: "gpt-oss-120b", job: "gpt-oss-120b on 16 H100", claim: "none", source: unpublished,
 		model: "today/gpt-oss-120b.sppo", cluster: "h100", machine: "h100(nodes = 2)", sequence: 128 << 10,
 		why: "Master weights and optimizer state are on the host, and the optimizer takes 3.2 s of the step, which is short: 128K tokens are " +
@@ -105,5 +112,17 @@ var records = []record{
 		why: "357 TFLOP/s are with the experts that the router chooses, and 389 with equal loads; they are 36% and 39% of the peak. How many " +
 			"sequences a step had is not known here; with a single one, each GPU has 512 tokens, and the simulated MFU is 24%. Megatron " +
 			"places experts on different ranks (expert parallelism); here, ranks gather the experts of a layer.",
+	},
+	{
+		name: "DeepSeek-V3", job: "DeepSeek-V3 on 256 H100, 32 sequences per step, `order = layer`", claim: "none", source: unpublished,
+		model: "today/deepseek-v3.sppo", cluster: "h100", machine: "h100(nodes = 32)", sequence: 128 << 10, batch: 32, schedule: "order = layer",
+		why: "The order of layers is part of the job: without it, the search ends with a plan that is several times slower. Most " +
+			"activations are recomputed. The layer for multi-token prediction is not part of the job.",
+	},
+	{
+		name: "Kimi-K2", job: "Kimi K2 on 512 H100, 64 sequences per step, `order = layer`", claim: "none", source: unpublished,
+		model: "today/kimi-k2.sppo", cluster: "h100", machine: "h100(nodes = 64)", sequence: 128 << 10, batch: 64, schedule: "order = layer",
+		why: "The order of layers is part of the job, as for DeepSeek-V3: without it, the search ends with a much slower plan. Most " +
+			"activations are recomputed.",
 	},
 }
