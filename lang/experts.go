@@ -137,15 +137,15 @@ func (m *Model) expertProblems(fail func(keys string, code Code, hint, format st
 }
 
 func (m *Model) groupProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
-	const keys = "model.n_group model.topk_group"
 	groups, top := m.ExpertGroups, m.TopGroups
 	switch {
 	case groups == 0 && top == 0:
 	case groups < 1 || m.Experts%groups != 0 || m.Experts/groups < 2:
-		fail(keys, Indivisible, fmt.Sprintf("n_group = %s", nearDivisors(m.Experts/2, groups)), "%d experts are not in %d groups of two or more", m.Experts, groups)
+		several := func(n int) bool { return m.Experts/n >= 2 }
+		fail("model.n_group model.topk_group", Indivisible, fmt.Sprintf("n_group = %s", nearDivisorsWith(m.Experts, groups, several)), "%d experts are not in %d groups of two or more", m.Experts, groups)
 	case top < 1 || top > groups:
-		fail(keys, OutOfRange, fmt.Sprintf("topk_group = 1 to %d", groups), "a token cannot use experts of %d of %d groups", top, groups)
-	case m.TopExperts > top*(m.Experts/groups):
-		fail(keys, Conflict, "a larger topk_group", "a token uses %d experts, but %d groups have only %d", m.TopExperts, top, top*(m.Experts/groups))
+		fail("model.topk_group model.n_group", OutOfRange, fmt.Sprintf("topk_group = 1 to %d", groups), "a token cannot use experts of %d of %d groups", top, groups)
+	case m.TopExperts > top*(m.Experts/groups) && m.TopExperts <= m.Experts:
+		fail("model.topk_group model.n_group", Conflict, "a larger topk_group", "a token uses %d experts, but %d groups have only %d", m.TopExperts, top, top*(m.Experts/groups))
 	}
 }
