@@ -214,7 +214,7 @@ def load(job: Job, path: str) -> Path:
             raise Refused(f"{folder}: entry {entry} is incomplete")
     for rank in job.ranks:
         _round_masters(rank)
-    job.step, job.skipped, job.norms = manifest["step"], manifest["skipped"], list(manifest["norms"] or [])
+    job.step, job.skipped, job.norms = manifest["step"], manifest["skipped"], list(manifest.get("norms") or [])
     return folder
 
 
