@@ -32,7 +32,7 @@ const grid = 64 << 10
 // spec returns the job with the given number of tokens.
 func (r *record) spec(sequence int64) (*lang.Spec, error) {
 	text := fmt.Sprintf("import \"../%s\"\nimport \"clusters/%s.sppo\"\ncluster machine = %s\n"+
-		"train {\n  sequence = %d\n  batch = %d\n  data = random()\n}\nschedule record { %s }\n", r.model, r.cluster, r.machine, sequence, max(1, r.batch), r.schedule)
+		"train {\n  sequence = %d\n  batch = %d\n  data = random()\n}\nschedule record {}\n", r.model, r.cluster, r.machine, sequence, max(1, r.batch))
 	return sppo.Parse("examples/today/record.sppo", []byte(text))
 }
 
