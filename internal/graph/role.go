@@ -120,6 +120,9 @@ func (b *Block) derivable() (set Units) {
 		}
 	}
 	lost := map[int]bool{b.Input: unit[b.Input] == 0} // values that are neither saved nor can be computed
+	for v := range b.Values {
+		lost[v] = lost[v] || b.Values[v].Kind == Carry // replaced by later subsequences
+	}
 	for i := range b.Forward {
 		n := &b.Forward[i]
 		if !slices.ContainsFunc(n.Reads(), func(v int) bool { return lost[v] }) {
