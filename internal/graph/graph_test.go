@@ -403,3 +403,24 @@ func TestRingsTakeLinearTime(t *testing.T) {
 		t.Errorf("a ring of 4096 ranks took %s, and one of 256 ranks %s", long, short)
 	}
 }
+
+// TestFrozenConvolutions recomputes layers of which only the end is trained, so that nothing saves what their convolutions begin with.
+// These convolutions cannot be repeated, and their results are kept.
+func TestFrozenConvolutions(t *testing.T) {
+	m, err := lang.ParseModel("family = llama layers = 2 hidden = 32 heads = 4 ffn = 96 vocab = 37 dtype = f32 layer_types = [kimi_delta, full] linear_num_key_heads = 2 linear_num_value_heads = 2 linear_key_head_dim = 4 linear_value_head_dim = 4 linear_conv_kernel_dim = 3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = m.Adapted(2, 2, "o_proj")
+	g := New(m, Split{SP: 1}, 64)
+	for policy := range recomputes {
+		b := g.LayerWithout(0, g.RecomputedBy(policy))
+		for _, u := range b.Units {
+			for _, v := range u.Values {
+				if v != b.Input && (u.Producer < 0 || !slices.Contains(b.Forward[u.Producer].Writes(), v)) {
+					t.Errorf("%s: no node of the layer computes %s, which it keeps", policy, b.Values[v].Name)
+				}
+			}
+		}
+	}
+}
