@@ -411,7 +411,7 @@ func TestFrozenConvolutions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m = m.Adapted(2, 2, "o_proj")
+	m = m.Adapted(2, 2, lang.AllLinear)
 	g := New(m, Split{SP: 1}, 64)
 	for policy := range recomputes {
 		b := g.LayerWithout(0, g.RecomputedBy(policy))

@@ -128,8 +128,8 @@ func mayBeat(winner *node, t ir.Seconds) bool {
 
 // classes returns candidates of a root, one for each of the classes that have the lowest bounds: ways to divide the
 // ranks, with optimizer state on the device or the host. Among candidates with almost equal bounds, those with the
-// fewest stages come first, because they have the smallest bubbles. The orders of a stage's work take turns, because their plans differ
-// most and their bounds least.
+// fewest stages come first, because they have the smallest bubbles. Values of order alternate: their plans differ most, and their
+// bounds least.
 func (s *search) classes(root lang.Schedule) (classes []*node) {
 	const most, almost = 64, 0.05
 	all := &search{bounds: s.bounds, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}}
@@ -150,12 +150,12 @@ func (s *search) classes(root lang.Schedule) (classes []*node) {
 	slices.SortStableFunc(classes, func(a, b *node) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.schedule.PP, b.schedule.PP))
 	})
-	turn, turns := map[*node]int{}, map[string]int{}
+	nth, found := map[*node]int{}, map[string]int{}
 	for _, n := range classes {
-		turn[n] = turns[n.schedule.Order]
-		turns[n.schedule.Order]++
+		nth[n] = found[n.schedule.Order]
+		found[n.schedule.Order]++
 	}
-	slices.SortStableFunc(classes, func(a, b *node) int { return cmp.Compare(turn[a], turn[b]) })
+	slices.SortStableFunc(classes, func(a, b *node) int { return cmp.Compare(nth[a], nth[b]) })
 	return classes
 }
 
