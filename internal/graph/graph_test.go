@@ -407,7 +407,7 @@ func TestRingsTakeLinearTime(t *testing.T) {
 // TestFrozenConvolutions recomputes layers of which only the end is trained, so that nothing saves what their convolutions begin with.
 // These convolutions cannot be repeated, and their results are kept.
 func TestFrozenConvolutions(t *testing.T) {
-	m, err := lang.ParseModel("family = llama layers = 2 hidden = 32 heads = 4 ffn = 96 vocab = 37 dtype = f32 layer_types = [kimi_delta, full] linear_num_key_heads = 2 linear_num_value_heads = 2 linear_key_head_dim = 4 linear_value_head_dim = 4 linear_conv_kernel_dim = 3")
+	m, err := lang.ParseModel("family = gpt layers = 2 hidden = 32 heads = 4 ffn = 96 vocab = 37 dtype = f32 layer_types = [kimi_delta, full] linear_num_key_heads = 2 linear_num_value_heads = 2 linear_key_head_dim = 4 linear_value_head_dim = 4 linear_conv_kernel_dim = 3")
 	if err != nil {
 		t.Fatal(err)
 	}
