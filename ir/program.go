@@ -356,6 +356,12 @@ type Run struct {
 	Frozen      []string `json:"frozen,omitempty"`   // tensors that are not trained
 	BiasRate    float64  `json:"moe_router_bias_update_rate,omitempty"`
 
+	// What else determines the gradients of a step.
+	RouterAuxLoss float64 `json:"router_aux_loss_coef,omitempty"`
+	AuxLoss       string  `json:"aux_loss,omitempty"` // layer | joint; empty: none
+	RouterZLoss   float64 `json:"router_z_loss_coef,omitempty"`
+	GradReduce    string  `json:"grad_reduce,omitempty"` // bf16; empty: f32
+
 	Rotations []Rotation `json:"rotations"` // rotations for rope, in addition to the plain one by theta
 
 	// Sums lists the decisions that determine the order in which numbers are added. On the same kind of device,

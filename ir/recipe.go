@@ -48,7 +48,7 @@ func changes(before, now reflect.Value) (list [][2]string) {
 }
 
 func setting(key string, v reflect.Value) string {
-	if v.Kind() == reflect.Slice && v.Len() == 0 {
+	if (v.Kind() == reflect.Slice || v.Kind() == reflect.String) && v.Len() == 0 {
 		return "no " + key
 	}
 	if v.CanFloat() {

@@ -266,6 +266,11 @@ func (l *layout) describeUpdate(run *ir.Run) {
 	o := &l.plan.Train.Optimizer
 	run.Optimizer, run.Momentum, run.Eps, run.WeightDecay, run.MaxNorm = o.Kind, o.Momentum, o.Eps, o.WeightDecay, l.plan.Train.GradClip
 	run.BiasRate = l.plan.Train.BiasRate
+	m := &l.plan.Model
+	run.RouterAuxLoss, run.AuxLoss, run.RouterZLoss = m.RouterAuxLoss, m.AuxLoss, m.RouterZLoss
+	if reduce := l.plan.Train.GradReduce; reduce != ir.F32.String() {
+		run.GradReduce = reduce
+	}
 	for _, group := range lang.TensorGroups {
 		if o.NoDecay.Has(group) {
 			run.NoDecay = append(run.NoDecay, group)

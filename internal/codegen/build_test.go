@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"sppo.dev/internal/irtest"
 	"sppo.dev/internal/passes"
 	"sppo.dev/internal/passes/plan"
@@ -137,5 +139,25 @@ func BenchmarkBuild(b *testing.B) {
 			b.ReportMetric(float64(size.Len())/1e6, "MB")
 			b.ReportMetric(float64(m.Sys)/(1<<30), "GiB-process")
 		})
+	}
+}
+
+// Checkpoints have the header's description of a run, with which a continued run is compared.
+func TestHeaderHasWhatDeterminesGradients(t *testing.T) {
+	run := func(set ...string) *ir.Run {
+		p, err := Build(planOf(t, "../../examples/moe-docs.sppo", set...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &p.Run
+	}
+	before := run("model.router_aux_loss_coef=0", "model.router_z_loss_coef=0")
+	got := run("model.router_aux_loss_coef=0.25", "model.aux_loss=joint", "model.router_z_loss_coef=0.5", "train.grad_reduce=bf16").Changes(before)
+	want := [][2]string{
+		{"router_aux_loss_coef = 0", "router_aux_loss_coef = 0.25"}, {"no aux_loss", `aux_loss = "joint"`},
+		{"router_z_loss_coef = 0", "router_z_loss_coef = 0.5"}, {"no grad_reduce", `grad_reduce = "bf16"`},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
