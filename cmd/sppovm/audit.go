@@ -130,6 +130,7 @@ func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *train.Job, to *trai
 		before[to.Tensors[i].Name()] = values
 	}
 	show := f.progress(env, p, device)
+	show.changed(j)
 	for int64(j.Steps()) < out.To {
 		r, err := j.Step(env.Context)
 		if err != nil {

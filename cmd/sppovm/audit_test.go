@@ -100,7 +100,12 @@ func TestAudit(t *testing.T) {
 	if found.Differing != 1 || len(found.Reasons) != 1 || !strings.HasSuffix(found.Reasons[0], " instead of another device") {
 		t.Errorf("%+v", found)
 	}
-	all := launchCommand(t, "audit", 1, func(int) []string { return []string{"tiny.sppo", "--from", "dir/step-3", "--to", "dir/step-1"} })
+	all := launchCommand(t, "audit", 1, func(int) []string { return append(args[:len(args):len(args)], "--set", "train.optimizer.lr=2e-3") })
+	end(t, all)
+	if all[0].code != cli.Failed || !strings.Contains(all[0].errs.String(), "but the program has lr = 0.002") {
+		t.Errorf("exit %d: %s", all[0].code, all[0].errs.String())
+	}
+	all = launchCommand(t, "audit", 1, func(int) []string { return []string{"tiny.sppo", "--from", "dir/step-3", "--to", "dir/step-1"} })
 	end(t, all)
 	if all[0].code != cli.BadInput || !strings.Contains(all[0].errs.String(), "dir/step-1 is of step 1, which is not after step 3 of dir/step-3") {
 		t.Errorf("exit %d: %s", all[0].code, all[0].errs.String())

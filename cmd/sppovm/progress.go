@@ -143,6 +143,14 @@ func (s *progress) warn(format string, args ...any) {
 	s.note(format, args...)
 }
 
+// changed warns of each setting in which a job differs from the run that saved the checkpoint it continues from.
+func (s *progress) changed(job *train.Job) {
+	path, changes := job.Restored()
+	for _, c := range changes {
+		s.warn("note: %s has %s, but the program has %s", path, c[0], c[1])
+	}
+}
+
 func (s *progress) note(format string, args ...any) {
 	s.watchers.Observe(&watch.Note{Note: fmt.Sprintf(format, args...), Step: s.newest, Time: time.Now()})
 }

@@ -527,12 +527,10 @@ func (r *training) start(ctx context.Context) (resumed bool, err error) {
 
 // resumed reports the checkpoint that the run continues from, and each setting that differs from the one it was made with.
 func (r *training) resumed(tell func(format string, args ...any)) {
-	path, changes := r.job.Restored()
+	path, _ := r.job.Restored()
 	r.show.newest = r.job.Steps()
 	tell("resumed from %s", path)
-	for _, c := range changes {
-		r.show.warn("note: %s has %s, but the program has %s", path, c[0], c[1])
-	}
+	r.show.changed(r.job)
 }
 
 // restored marks the error of a checkpoint as the user's mistake, unless the job has failed while loading it. With --resume auto
