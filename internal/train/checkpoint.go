@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -492,18 +493,22 @@ func (j *Job) accepts(c *Checkpoint) error {
 	if mine, theirs := statesOf(entries), statesOf(c.Tensors); mine != theirs {
 		return fmt.Errorf("of program %q was saved with a different optimizer: it has %s, but this program has %s", c.Program, theirs, mine)
 	}
-	for i, e := range entries {
-		if i >= len(c.Tensors) {
-			return fmt.Errorf("of program %q lacks %s of %s", c.Program, e.Role, e.Tensor)
-		}
-		got := c.Tensors[i]
-		if got.Tensor != e.Tensor || got.Role != e.Role || got.Shape != e.Shape {
-			return fmt.Errorf("of program %q has %s of %s %v, but this program has %s of %s %v",
-				c.Program, got.Role, got.Tensor, got.Shape, e.Role, e.Tensor, e.Shape)
-		}
+	theirs := map[string]*store.Tensor{} // in whatever order
+	for i := range c.Tensors {
+		theirs[c.Tensors[i].Name()] = &c.Tensors[i]
 	}
-	if n := len(c.Tensors); n > len(entries) {
-		return fmt.Errorf("of program %q has %s of %s, which this program lacks", c.Program, c.Tensors[n-1].Role, c.Tensors[n-1].Tensor)
+	for _, e := range entries {
+		got := theirs[e.Name()]
+		switch {
+		case got == nil:
+			return fmt.Errorf("of program %q lacks %s of %s", c.Program, e.Role, e.Tensor)
+		case got.Shape != e.Shape:
+			return fmt.Errorf("of program %q has %s of %s %v, but in this program it is %v", c.Program, e.Role, e.Tensor, got.Shape, e.Shape)
+		}
+		delete(theirs, e.Name())
+	}
+	if more := slices.Sorted(maps.Keys(theirs)); len(more) > 0 {
+		return fmt.Errorf("of program %q has %s of %s, which this program lacks", c.Program, theirs[more[0]].Role, theirs[more[0]].Tensor)
 	}
 	if d, ok := j.tokens.(remembered); ok {
 		if err := d.Unchanged(c.Data); err != nil {
