@@ -47,6 +47,7 @@ const (
 	deepseek2  = "deepseek_v2"
 	deepseek3  = "deepseek_v3"
 	mistral4   = "mistral4"
+	kimiK2     = "kimi_k2"
 	kimiLinear = "kimi_linear"
 )
 

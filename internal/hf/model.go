@@ -183,7 +183,7 @@ func find(c *config) (*architecture, *config) {
 	if name == mistral && c.present("layer_types") {
 		name = ministral // as in transformers
 	}
-	if name == "kimi_k2" { // whose folders say that they load as DeepSeek-V3
+	if name == kimiK2 { // whose folders say that they load as DeepSeek-V3
 		name = deepseek3
 	}
 	var whole *architecture
@@ -205,7 +205,7 @@ func find(c *config) (*architecture, *config) {
 		inner.failf("model_type", "= %s is not supported with model_type = %s", quote(inner.raw("model_type")), name)
 		return whole, inner
 	}
-	var names []string
+	names := []string{kimiK2}
 	for i := range architectures {
 		names = append(names, architectures[i].modelType)
 		if outer := architectures[i].outer; outer != "" {
