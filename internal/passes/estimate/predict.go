@@ -300,11 +300,17 @@ func (t *Costs) recomputeTime(pr Pricer, i, kind int, recomputed graph.Units, z 
 // rank returns the number of the k-th rank of a stage in the first replica.
 func rank(p *plan.Plan, stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
 
-// groupOf returns a function that returns the ranks of stage s with which rank k forms a group.
+// groupOf returns a function that returns the ranks of stage s that form a group of which rank k is the first, if there is one.
 func groupOf(p *plan.Plan, group int) func(p *plan.Plan, s, k int) []int32 {
 	split := p.Split()
+	groups := make([][]int, split.SP)
+	for k := range groups {
+		if of := split.Members(group, k); of[0] == k {
+			groups[k] = of
+		}
+	}
 	return func(p *plan.Plan, s, k int) (ranks []int32) {
-		for _, j := range split.Members(group, k) {
+		for _, j := range groups[k] {
 			ranks = append(ranks, rank(p, s, j))
 		}
 		return ranks
@@ -326,8 +332,10 @@ func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) [
 	var worst cost.Link
 	for s := range p.Parallel.PP {
 		for k := range p.Parallel.SP {
-			if l := m.LinkOf(group(p, s, k)); l.Nodes >= worst.Nodes {
-				worst = l
+			if ranks := group(p, s, k); len(ranks) > 0 {
+				if l := m.LinkOf(ranks); l.Nodes >= worst.Nodes {
+					worst = l
+				}
 			}
 		}
 	}
