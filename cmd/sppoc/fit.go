@@ -229,6 +229,9 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 	if job.Plan.Streams() {
 		changes = append(changes, "schedule.keep=[k, v]") // helps if host memory is short
 	}
+	if slices.Contains(job.Spec.Model.Mixers, lang.MixerLatent) && job.Plan.Schedule.LatentCache == "off" {
+		changes = append(changes, "schedule.latent_cache=on") // which the search leaves as it is
+	}
 	if job.Plan.Parallel.OptimizerOffload != plan.OffloadHost && values[slices.Index(keys, "schedule.optimizer_offload")] == "" {
 		changes = append(changes, "schedule.optimizer_offload=host") // the search omits this if state is small
 	}
