@@ -502,8 +502,9 @@ func (j *Job) accepts(c *Checkpoint) error {
 		switch {
 		case got == nil:
 			return fmt.Errorf("of program %q lacks %s of %s", c.Program, e.Role, e.Tensor)
-		case got.Shape != e.Shape:
-			return fmt.Errorf("of program %q has %s of %s %v, but in this program it is %v", c.Program, e.Role, e.Tensor, got.Shape, e.Shape)
+		case got.Role != e.Role || got.Shape != e.Shape: // a weight and its master have the same name
+			return fmt.Errorf("of program %q has %s of %s %v, but this program has %s of %s %v",
+				c.Program, got.Role, got.Tensor, got.Shape, e.Role, e.Tensor, e.Shape)
 		}
 		delete(theirs, e.Name())
 	}
