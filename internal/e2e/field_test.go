@@ -75,6 +75,39 @@ func (d *drawn) runField(t *testing.T, set []string) *Result {
 	return trainField(t, p)
 }
 
+// TestMuonOverField divides among ranks the matrices that Muon updates, of which several ranks may hold the same part: it multiplies
+// sums over all of these ranks by a third, for example.
+func TestMuonOverField(t *testing.T) {
+	const latent = "layer_types = latent kv_lora_rank = 12 qk_nope_head_dim = 4 qk_rope_head_dim = 4 v_head_dim = 6"
+	for _, x := range []struct{ model, schedule string }{
+		{"kv_heads = 1", "sp=3 zero=1"}, // three ranks have the same K and V
+		{"kv_heads = 1", "sp=[3,2] dp=2 zero=2"},
+		{"kv_heads = 6", "sp=[2,3]"},
+		{"kv_heads = 6 " + latent, "sp=[2,3] latent_cache=on subsequences=2"},
+		{"kv_heads = 6 " + latent, "sp=[2,3] latent_cache=on subsequences=2 sp_mode=ulysses dp=2 zero=3"},
+	} {
+		t.Run(x.schedule, func(t *testing.T) {
+			run := func(schedule string) *Result {
+				var set []string
+				for key := range strings.FieldsSeq(schedule) {
+					set = append(set, "schedule."+key)
+				}
+				_, p, err := compile(fmt.Sprintf(`import "clusters/local.sppo"
+model m { family = llama layers = 1 hidden = 24 heads = 6 ffn = 10 vocab = 11 dtype = f32 positions = none %s }
+cluster all = local(ranks = 12)
+train { sequence = 24 batch = 2 steps = 1 optimizer = muon(lr = 1e-2) data = random() eval_batch = 2 }
+schedule s { pp = 1 sp = 1 sp_mode = megatron dp = 1 subsequences = 1 }
+`, x.model), set...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return trainField(t, p)
+			}
+			checkSame(t, "against the plain program", run(x.schedule), run(""))
+		})
+	}
+}
+
 // runs reports whether a program can run, even if it computes something else: the verifier finds nothing wrong but its formulas.
 func runs(p *ir.Program) bool {
 	err := ir.VerifyOptions{AllowOverCapacity: true}.Verify(p)

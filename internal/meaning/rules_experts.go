@@ -241,7 +241,7 @@ func routerLossKey(scores int64) key { return newKey("router_loss_grad").int(sco
 
 func routerLossGrad(c *call) {
 	z, balance := c.ref.routerLosses()
-	if !near(c.float("z"), z) || !near(c.float("balance"), balance) {
+	if !almost(c.float("z"), z) || !almost(c.float("balance"), balance) {
 		c.refuse("multiplies the losses of a router by %v and %v, not %v and %v", c.float("z"), c.float("balance"), z, balance)
 	}
 	var counts []value

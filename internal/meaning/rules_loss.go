@@ -79,7 +79,7 @@ func (c *call) united(p, q *piece) *content {
 
 // labelWeight returns what multiplies the loss of a label: an attribute, and an operand that may be absent.
 func (c *call) labelWeight(k key) (key, []value) {
-	if scale := c.float("scale"); !near(scale, c.ref.scale) {
+	if scale := c.float("scale"); !almost(scale, c.ref.scale) {
 		c.refuse("multiplies the loss of each token by %v, not %v", scale, c.ref.scale)
 	}
 	if c.has("weight") {
@@ -88,7 +88,7 @@ func (c *call) labelWeight(k key) (key, []value) {
 	return k, nil
 }
 
-func near(x, y float64) bool { return x == y || x-y < 1e-9*y && y-x < 1e-9*y }
+func almost(x, y float64) bool { return x == y || x-y < 1e-9*y && y-x < 1e-9*y }
 
 func entropy(c *call) {
 	stats := c.joined()

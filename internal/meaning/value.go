@@ -3,6 +3,8 @@ package meaning
 import (
 	"math"
 	"math/bits"
+
+	"sppo.dev/internal/near"
 )
 
 // value identifies a value of a dataflow: an element of a vector space over the integers modulo the prime 2^61 - 1, of which two
@@ -27,14 +29,14 @@ func (v value) plus(w value) value {
 	return v
 }
 
-// times multiplies a value by a number: by p/q if that is the nearest number to a fraction with a small denominator, so that three
-// times a third is 1, and otherwise by the number itself, a fraction whose denominator is a power of two.
+// times multiplies a value by a number: by the near.Fraction that it stands for, and otherwise by the number itself, a fraction whose
+// denominator is a power of two.
 func (v value) times(x float64) value {
 	if x == 1 {
 		return v
 	}
 	var factor uint64
-	if p, q, ok := rational(math.Abs(x)); ok {
+	if p, q, ok := near.Fraction(math.Abs(x)); ok {
 		factor = product(p, power(q, prime-2))
 	} else {
 		fraction, exponent := math.Frexp(math.Abs(x))
@@ -47,26 +49,6 @@ func (v value) times(x float64) value {
 		}
 	}
 	return v
-}
-
-// rational returns the fraction p/q with q below 2^20 and p below 2^30 to which x is the nearest number, from the convergents of its
-// continued fraction.
-func rational(x float64) (p, q uint64, ok bool) {
-	p, q = 1, 0
-	lastP, lastQ, rest := uint64(0), uint64(1), x
-	for rest < 1<<30 {
-		whole := math.Floor(rest)
-		p, lastP = uint64(whole)*p+lastP, p
-		q, lastQ = uint64(whole)*q+lastQ, q
-		switch {
-		case q >= 1<<20 || p >= 1<<30:
-			return 0, 0, false
-		case float64(p)/float64(q) == x:
-			return p, q, true
-		}
-		rest = 1 / (rest - whole)
-	}
-	return 0, 0, false
 }
 
 // power returns x^n modulo the prime.

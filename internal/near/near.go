@@ -1,7 +1,10 @@
-// Package near finds the word that was probably meant.
+// Package near finds the word, or the fraction, that was probably meant.
 package near
 
-import "strings"
+import (
+	"math"
+	"strings"
+)
 
 // Word returns the candidate most similar to the word, or "" if none is similar.
 func Word(word string, candidates []string) string {
@@ -45,4 +48,25 @@ func Distance(a, b string) int {
 		before, last = last, row
 	}
 	return last[len(b)]
+}
+
+// Fraction returns the fraction p/q, with q below 2^20 and p below 2^30, for which a positive number stands where arithmetic is exact: the
+// one to which it is nearest, so that three times a third is 1. It is a convergent of the number's continued fraction. ok reports
+// whether there is such a fraction.
+func Fraction(x float64) (p, q uint64, ok bool) {
+	p, q = 1, 0
+	lastP, lastQ, rest := uint64(0), uint64(1), x
+	for rest < 1<<30 {
+		whole := math.Floor(rest)
+		p, lastP = uint64(whole)*p+lastP, p
+		q, lastQ = uint64(whole)*q+lastQ, q
+		switch {
+		case q >= 1<<20 || p >= 1<<30:
+			return 0, 0, false
+		case float64(p)/float64(q) == x:
+			return p, q, true
+		}
+		rest = 1 / (rest - whole)
+	}
+	return 0, 0, false
 }

@@ -3,6 +3,8 @@ package field
 import (
 	"math"
 	"math/bits"
+
+	"sppo.dev/internal/near"
 )
 
 // modulus is the largest safe prime below 2^32, and order = (modulus - 1) / 2 is prime, too. generator has that order,
@@ -77,8 +79,8 @@ func exp(x uint32) uint32 {
 	return uint32(uint64(lowPowers[x&0xffff]) * uint64(highPowers[x>>16]) % modulus)
 }
 
-// constant returns a floating-point number, which is a fraction with a power of two as its denominator, as an element.
-// Products and sums of constants that are exact in floating point are equal to those of elements.
+// constant returns a floating-point number as an element: the near.Fraction that it stands for, or else the number itself, a fraction
+// whose denominator is a power of two.
 func constant(x float64) element {
 	if x != x {
 		return missing
@@ -86,14 +88,22 @@ func constant(x float64) element {
 	if math.IsInf(x, 0) {
 		return digest(math.Float64bits(x)).element()
 	}
-	fraction, exponent := math.Frexp(math.Abs(x))
-	mantissa := uint64(fraction * (1 << 53))
-	e := element{scaled(mantissa, exponent-53, modulus), scaled(mantissa, exponent-53, order)}
+	var e element
+	if p, q, ok := near.Fraction(math.Abs(x)); ok {
+		e = element{quotient(p, q, modulus), quotient(p, q, order)}
+	} else {
+		fraction, exponent := math.Frexp(math.Abs(x))
+		mantissa := uint64(fraction * (1 << 53))
+		e = element{scaled(mantissa, exponent-53, modulus), scaled(mantissa, exponent-53, order)}
+	}
 	if x < 0 {
 		return zero.minus(e)
 	}
 	return e
 }
+
+// quotient returns p/q modulo the prime m.
+func quotient(p, q, m uint64) uint32 { return uint32(p % m * power(q, m-2, m) % m) }
 
 // scaled returns x * 2^n modulo m.
 func scaled(x uint64, n int, m uint64) uint32 {

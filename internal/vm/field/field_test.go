@@ -29,6 +29,11 @@ func TestElements(t *testing.T) {
 			t.Errorf("%d is not the inverse of %d", inverse(a.value), a.value)
 		}
 	}
+	for _, n := range []float64{3, 7, 96, 1000} {
+		if got := constant(1 / n).times(constant(n)); got != one {
+			t.Errorf("%g times 1/%g is %v", n, n, got)
+		}
+	}
 	if !math.IsNaN(float64(constant(math.NaN()).float())) {
 		t.Error("NaN is a number")
 	}
