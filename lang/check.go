@@ -49,13 +49,20 @@ func (c *checker) model() {
 			fmt.Sprintf("heads = %s divides %d; or set head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
 			"hidden = %[2]d is not divisible by %[1]d heads", m.Heads, m.Hidden)
 	}
-	for _, p := range m.Problems() {
-		c.fail(c.culprit(p.Keys...), p.Code, p.Hint, "%s", p.Message)
-	}
+	var useless []string
 	for _, k := range expertKeys {
 		if m.Experts == 0 && c.Written("model."+k) {
-			c.fail("model."+k, Conflict, "num_experts = 8, for example", "%s has no effect without experts", k)
+			useless = append(useless, k)
 		}
+	}
+	for _, p := range m.Problems() {
+		if len(useless) == 0 || p.Keys[0] != "model.mlp_layer_types" { // which says the same
+			c.fail(c.culprit(p.Keys...), p.Code, p.Hint, "%s", p.Message)
+		}
+	}
+	if len(useless) > 0 {
+		has := map[bool]string{true: "has", false: "have"}[len(useless) == 1]
+		c.fail("model."+useless[0], Conflict, m.firstExperts(), "%s %s no effect without experts", strings.Join(useless, ", "), has)
 	}
 	if slices.Contains(m.Windows, noWindow) {
 		c.fail("model.layer_types", Conflict, "window = 4K, for example", "sliding layers need a window: one number other than 0")
@@ -178,7 +185,7 @@ func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)
 	heads := sp / max(1, s.Ring) // ranks that divide heads
-	ranks, near := NearSP(m, c.Train.Sequence, heads, s.Ring, c.Cluster.GPUs()/pp/dp)
+	ranks, near := NearSP(m, c.Train.Sequence, heads, s.Ring, c.Cluster.GPUs()/pp/dp, 0)
 	switch {
 	case s.SPMode == "ring" && s.Ring > 0:
 		c.fail("schedule.sp_mode", Conflict, fmt.Sprintf("sp_mode = megatron or ulysses, or sp = %d", sp),
@@ -198,7 +205,8 @@ func (c *checker) sizes() {
 	case m.Experts == 0:
 		c.fail("schedule.expert_parallel", Conflict, "expert_parallel = off", "the model has no experts")
 	case s.SP == 1:
-		c.fail("schedule.expert_parallel", Conflict, "expert_parallel = off, or sp = 2, for example", "with sp = 1, a single rank has all experts of a layer")
+		_, near := NearSP(m, c.Train.Sequence, 1, 0, c.Cluster.GPUs()/pp/dp, m.Experts)
+		c.fail("schedule.expert_parallel", Conflict, near, "with sp = 1, a single rank has all experts of a layer")
 	}
 	if s.LatentCache == "on" && !slices.Contains(m.Mixers, MixerLatent) {
 		c.fail("schedule.latent_cache", Conflict, "latent_cache = off", "the model has no latent attention")
@@ -235,26 +243,31 @@ func (c *checker) sizes() {
 
 // NearSP names the number of ranks that divide heads, which may be the groups of a ring, for a message that it does not
 // divide them. near names the nearest values of sp which work with the heads and the sequence, of those up to a limit, and
-// sp_mode = ring if it works with sp itself.
-func NearSP(m Model, seq int64, heads, ring, most int) (words, near string) {
+// sp_mode = ring if it works with sp itself. If experts is not 0, sp must divide their number, and near also names the value of
+// expert_parallel for which it need not.
+func NearSP(m Model, seq int64, heads, ring, most, experts int) (words, near string) {
 	groups := max(1, ring)
 	near = nearDivisorsWith(m.Heads, heads, func(n int) bool {
-		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && m.LinearKeyHeads%n == 0 && seq%int64(n*groups) == 0 && n*groups <= most && (ring == 0 || n > 1)
+		return (m.Heads%m.KVHeads != 0 || m.KVHeads%n == 0 || n%m.KVHeads == 0) && m.LinearKeyHeads%n == 0 && seq%int64(n*groups) == 0 && n*groups <= most && (ring == 0 && experts == 0 || n > 1) && experts%n == 0
 	})
-	if ring > 0 {
-		if near != "" {
-			near = fmt.Sprintf("sp = [a, %d] with a = %s", ring, near)
-		}
-		return fmt.Sprintf("%d, the first number of sp = [%d, %d]", heads, heads, ring), near
-	}
 	var out []string
-	if near != "" {
+	if experts > 0 {
+		out = append(out, "expert_parallel = off")
+	}
+	words = fmt.Sprintf("sp = %d", heads)
+	if ring > 0 {
+		words = fmt.Sprintf("%d, the first number of sp = [%d, %d]", heads, heads, ring)
+	}
+	switch {
+	case near != "" && ring > 0:
+		out = append(out, fmt.Sprintf("sp = [a, %d] with a = %s", ring, near))
+	case near != "":
 		out = append(out, "sp = "+near)
 	}
-	if heads <= most && seq%int64(2*heads) == 0 && m.LinearKeyHeads == 0 {
+	if experts == 0 && ring == 0 && heads <= most && seq%int64(2*heads) == 0 && m.LinearKeyHeads == 0 {
 		out = append(out, "sp_mode = ring")
 	}
-	return fmt.Sprintf("sp = %d", heads), strings.Join(out, "; or ")
+	return words, strings.Join(out, "; or ")
 }
 
 func clusterWords(c Cluster) string {

@@ -2,6 +2,7 @@ package lang
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -105,24 +106,23 @@ var expertKeys = []string{
 	"decoder_sparse_step", "mlp_only_layers", "scoring_func", "norm_topk_prob", "routed_scaling_factor", "e_score_correction_bias", "n_group", "topk_group", "router_z_loss_coef", "aux_loss", "router_aux_loss_coef",
 }
 
-// expertProblems lists the errors in the keys of experts.
+// expertProblems lists the errors in the keys of experts. The values that hints name are accepted.
 func (m *Model) expertProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
-	const few = "num_experts = 8, for example"
 	if m.Experts == 0 {
 		if m.sparseLayers() > 0 || m.SharedFFN > 0 || m.LatentSize > 0 || m.HasBias(BiasExperts) || m.HasBias(BiasRouter) {
-			fail("model.mlp_layer_types model.shared_expert_intermediate_size model.bias", Conflict, few, "layers without experts cannot be sparse, nor have a shared expert, latent rows, a router or biases of experts")
+			fail("model.mlp_layer_types model.shared_expert_intermediate_size model.bias", Conflict, m.firstExperts(), "layers without experts cannot be sparse, nor have a shared expert, latent rows, a router or biases of experts")
 		}
 		return
 	}
 	if m.TopExperts < 1 || m.ExpertFFN < 1 {
-		fail("model.num_experts", Conflict, "num_experts_per_tok = 2 and moe_intermediate_size = 768, for example", "experts need num_experts_per_tok and moe_intermediate_size")
-		return
+		fail("model.num_experts", Conflict, m.firstExperts(), "experts need num_experts_per_tok and moe_intermediate_size")
 	}
 	if m.TopExperts > m.Experts {
-		fail("model.num_experts_per_tok model.num_experts", OutOfRange, fmt.Sprintf("at most %d", m.Experts), "a token cannot use %d of %d experts", m.TopExperts, m.Experts)
+		fail("model.num_experts_per_tok model.num_experts", OutOfRange, "num_experts_per_tok = "+upTo(1, m.mostExperts()), "a token cannot use %d of %d experts", m.TopExperts, m.Experts)
 	}
 	if m.sparseLayers() == 0 {
-		fail("model.mlp_layer_types model.first_k_dense_replace model.mlp_only_layers model.decoder_sparse_step model.num_experts", Conflict, "num_experts = 0", "no layer has experts")
+		fail("model.mlp_layer_types model.first_k_dense_replace model.mlp_only_layers model.decoder_sparse_step model.num_experts", Conflict,
+			"mlp_layer_types, first_k_dense_replace, mlp_only_layers and decoder_sparse_step make layers dense; without these keys, all have experts", "no layer has experts")
 	}
 	if !slices.Contains(scorings, m.Scoring) {
 		fail("model.scoring_func", UnknownName, strings.Join(scorings, " or "), "scoring_func cannot be %q", m.Scoring)
@@ -136,16 +136,73 @@ func (m *Model) expertProblems(fail func(keys string, code Code, hint, format st
 	m.groupProblems(fail)
 }
 
+// firstExperts returns values for those of the three keys that experts need that are not set.
+func (m *Model) firstExperts() string {
+	var out []string
+	if m.Experts == 0 {
+		out = append(out, fmt.Sprintf("num_experts = %d", max(8, m.TopExperts)))
+	}
+	if m.TopExperts < 1 {
+		out = append(out, fmt.Sprintf("num_experts_per_tok = %d", min(2, max(m.mostExperts(), 1))))
+	}
+	if m.ExpertFFN < 1 {
+		out = append(out, "moe_intermediate_size = 768")
+	}
+	return strings.Join(out, ", ") + ", for example"
+}
+
+// mostExperts returns the number of experts that a token can use at most: those of its groups, if these are right.
+func (m *Model) mostExperts() int {
+	if m.Experts == 0 {
+		return math.MaxInt
+	}
+	if n, top := m.ExpertGroups, m.TopGroups; m.divides(n) && top >= 1 && top <= n {
+		return top * (m.Experts / n)
+	}
+	return m.Experts
+}
+
+// divides reports whether experts can be in n groups.
+func (m *Model) divides(n int) bool { return n >= 1 && m.Experts%n == 0 && m.Experts/n >= 2 }
+
+// fewestGroups returns the number of groups that have enough experts for a token if there are n. Where a token uses more
+// experts than there are, another error says so.
+func (m *Model) fewestGroups(n int) int {
+	size := m.Experts / n
+	return max(1, (min(m.TopExperts, m.Experts)+size-1)/size)
+}
+
 func (m *Model) groupProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
 	groups, top := m.ExpertGroups, m.TopGroups
 	switch {
 	case groups == 0 && top == 0:
-	case groups < 1 || m.Experts%groups != 0 || m.Experts/groups < 2:
-		several := func(n int) bool { return m.Experts/n >= 2 }
-		fail("model.n_group model.topk_group", Indivisible, fmt.Sprintf("n_group = %s", nearDivisorsWith(m.Experts, groups, several)), "%d experts are not in %d groups of two or more", m.Experts, groups)
+	case !m.divides(groups):
+		fail("model.n_group model.topk_group", Indivisible, m.nearGroups(), "%d experts are not in %d groups of two or more", m.Experts, groups)
 	case top < 1 || top > groups:
-		fail("model.topk_group model.n_group", OutOfRange, fmt.Sprintf("topk_group = 1 to %d", groups), "a token cannot use experts of %d of %d groups", top, groups)
+		fail("model.topk_group model.n_group", OutOfRange, "topk_group = "+upTo(m.fewestGroups(groups), groups), "a token cannot use experts of %d of %d groups", top, groups)
 	case m.TopExperts > top*(m.Experts/groups) && m.TopExperts <= m.Experts:
-		fail("model.topk_group model.n_group", Conflict, "a larger topk_group", "a token uses %d experts, but %d groups have only %d", m.TopExperts, top, top*(m.Experts/groups))
+		fail("model.topk_group model.n_group", Conflict, "topk_group = "+upTo(m.fewestGroups(groups), groups), "a token uses %d experts, but %d groups have only %d", m.TopExperts, top, top*(m.Experts/groups))
 	}
+}
+
+// nearGroups returns numbers of groups, if possible such that topk_group stays as it is.
+func (m *Model) nearGroups() string {
+	kept := func(n int) bool { return m.divides(n) && m.TopGroups >= m.fewestGroups(n) && m.TopGroups <= n }
+	if near := nearDivisorsWith(m.Experts, m.ExpertGroups, kept); near != "" {
+		return "n_group = " + near
+	}
+	for n := min(m.ExpertGroups, m.Experts); n > 1; n-- {
+		if m.divides(n) {
+			return fmt.Sprintf("n_group = %d and topk_group = %s", n, upTo(m.fewestGroups(n), n))
+		}
+	}
+	return "n_group = 0 and topk_group = 0"
+}
+
+// upTo returns a range of numbers in words.
+func upTo(first, last int) string {
+	if first == last {
+		return fmt.Sprint(first)
+	}
+	return fmt.Sprintf("%d to %d", first, last)
 }

@@ -242,7 +242,10 @@ func (m *Model) formProblems(fail func(keys string, code Code, hint, format stri
 		fail("model.layer_types", WrongType, "", "mixers are %v, but must be %v", m.Mixers, mixerNames())
 		return
 	}
-	if len(m.FFNs) > 0 && (slices.Min(m.FFNs) < 0 || slices.Max(m.FFNs) != m.FFN) || m.FFN == 0 {
+	switch {
+	case m.FFN == 0 && len(m.FFNs) == 0:
+		fail("model.ffn", OutOfRange, fmt.Sprintf("ffn = %d, for example", 4*m.Hidden), "no layer has an MLP")
+	case len(m.FFNs) > 0 && (slices.Min(m.FFNs) < 0 || slices.Max(m.FFNs) != m.FFN) || m.FFN < 1:
 		fail("model.ffn", OutOfRange, "", "ffn = %d must be the largest width of an MLP, and above 0; the widths are %v", m.FFN, m.FFNs)
 	}
 	if all, _ := m.AttentionLayers(0); all == 0 {

@@ -303,7 +303,7 @@ func (m *Model) foreignValues() (found []Problem) {
 		if name == "position_pattern" {
 			k = keys["positions"]
 		}
-		if k == nil || field.IsZero() && isRopeKey(name) {
+		if k == nil || name == "ffn" || field.IsZero() && isRopeKey(name) { // formProblems checks ffn
 			continue
 		}
 		switch field.Kind() {
@@ -334,7 +334,7 @@ func (k *Key) foreignWord(word string) []Problem {
 func (k *Key) foreignNumber(v float64) []Problem {
 	n := k.takes.number
 	if !(v >= n.min && v <= n.max) || n.above && v == n.min {
-		return []Problem{{[]string{k.Path()}, OutOfRange, "", fmt.Sprintf("it is %g", v)}}
+		return []Problem{{[]string{k.Path()}, OutOfRange, "", fmt.Sprintf("%s is out of range: %g", k.Name, v)}}
 	}
 	return nil
 }

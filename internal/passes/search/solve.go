@@ -431,7 +431,8 @@ func solveExperts(p *plan.Plan) {
 func expertProblems(p *plan.Plan) []plan.Problem {
 	n, ranks := p.Model.Experts, p.Split().ExpertRanks()
 	if p.Parallel.ExpertParallel && n%ranks != 0 {
-		return []plan.Problem{plan.Fault("schedule.expert_parallel", lang.Indivisible, "expert_parallel = off, or another sp", "%d experts cannot be divided evenly among %s", n, words.Plural(ranks, "rank"))}
+		_, near := lang.NearSP(p.Model, p.Train.Sequence, ranks, p.Parallel.Ring, p.Cluster.GPUs()/max(1, p.Parallel.PP*p.Parallel.DP), n)
+		return []plan.Problem{plan.Fault("schedule.expert_parallel", lang.Indivisible, near, "%d experts cannot be divided evenly among %s", n, words.Plural(ranks, "rank"))}
 	}
 	return nil
 }
@@ -470,7 +471,7 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 			"%d ranks with sp_mode = %s cannot form a ring of %d groups", par.SP, par.SPMode, r)}
 	}
 	heads := p.Split().HeadRanks()
-	ranks, near := lang.NearSP(m, p.Train.Sequence, heads, par.Ring, p.Cluster.GPUs()/max(1, par.PP*par.DP))
+	ranks, near := lang.NearSP(m, p.Train.Sequence, heads, par.Ring, p.Cluster.GPUs()/max(1, par.PP*par.DP), 0)
 	if m.LinearKeyHeads%heads != 0 {
 		return append(found, plan.Fault("schedule.sp", lang.Indivisible, near, "%d heads of linear attention are not divisible by %s", m.LinearKeyHeads, ranks))
 	}
