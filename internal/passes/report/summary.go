@@ -244,7 +244,11 @@ func whyIdle(p *plan.Plan) string {
 	case r.Value != "":
 		return fmt.Sprintf("the spec sets %s, which does not divide %d", r.Value, p.Cluster.GPUs())
 	}
-	return "no plan on all of them was found; sp divides tokens and, unless sp_mode is ring, heads; dp divides the batch; pp is at most the number of layers"
+	heads := fmt.Sprintf("tokens and, unless sp_mode is ring, heads = %d", p.Model.Heads)
+	if n := p.Model.LinearKeyHeads; n > 0 {
+		heads = fmt.Sprintf("tokens, heads = %d and linear_num_key_heads = %d", p.Model.Heads, n)
+	}
+	return fmt.Sprintf("no plan on all of them was found; sp divides %s; dp divides the batch; pp is at most the number of layers", heads)
 }
 
 // quoted quotes a value for a shell if necessary.

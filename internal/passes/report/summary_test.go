@@ -33,7 +33,10 @@ func TestWarnings(t *testing.T) {
 	p.Search.AllGPUs = &plan.Rejection{Value: "sp = 2"}
 	check("1 of the 3 GPUs is idle: the spec sets sp = 2, which does not divide 3", "is 10% faster")
 	p.Search.AllGPUs = &plan.Rejection{}
-	check("no plan on all of them was found", "is 10% faster")
+	p.Model.Heads = 8
+	check("no plan on all of them was found; sp divides tokens and, unless sp_mode is ring, heads = 8; dp", "is 10% faster")
+	p.Model.LinearKeyHeads = 2
+	check("no plan on all of them was found; sp divides tokens, heads = 8 and linear_num_key_heads = 2; dp", "is 10% faster")
 	p.Search.Within, p.Parallel.DP, p.Parallel.PP = 0.04, 3, 1
 	check()
 	p.Model.DType, p.Model.HeadDim = "bf16", 112
