@@ -79,7 +79,7 @@ var architectures = []architecture{
 	{modelType: glmMoE, class: "Glm4MoeForCausalLM", family: glmMoE, keys: glmMoEKeys, theta: usualTheta, partial: true, read: (*Model).glmMoE, names: glmMoENames},
 	{modelType: deepseek2, class: "DeepseekV2ForCausalLM", family: deepseek2, keys: deepseek2Keys, theta: usualTheta, read: (*Model).deepseek2, names: deepseekNames},
 	{modelType: deepseek3, class: "DeepseekV3ForCausalLM", family: deepseek3, keys: deepseek3Keys, theta: usualTheta, read: (*Model).deepseek3, names: deepseekNames},
-	{modelType: mistral4, class: "Mistral4ForCausalLM", family: mistral4, keys: mistral4Keys, theta: usualTheta, read: (*Model).mistral4, names: deepseekNames,
+	{modelType: mistral4, class: "Mistral4ForCausalLM", family: mistral4, keys: mistral4Keys, theta: usualTheta, read: (*Model).mistral4, names: mistral4Names,
 		outer: "mistral3", outerKeys: mistral3Keys},
 	{modelType: kimiLinear, class: "KimiLinearForCausalLM", family: kimiLinear, keys: kimiKeys, read: (*Model).kimiLinear, names: kimiNames},
 	{modelType: "gpt_oss", class: "GptOssForCausalLM", family: "gpt_oss", keys: ossKeys, theta: 150000, read: (*Model).gptOss, names: ossNames},

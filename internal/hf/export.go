@@ -40,7 +40,7 @@ type Export struct {
 	From      *Model // provides config, names, types and other files: a folder, or the model described by Config
 	Config    []byte // the config.json if there is no folder
 	Edited    []byte // replaces the folder's config.json; nil: it is copied
-	DType     string // type of all weights; empty: as in From
+	DType     string // type of the weights, except for those that stay in f32; empty: as in From
 	Tokenizer string // folder of the tokenizer; empty: From
 
 	shardBytes int64 // 0: safetensors.ShardBytes
@@ -83,6 +83,9 @@ func (e *Export) newSources(ctx context.Context) (list []safetensors.Source, don
 	}
 	for _, s := range all {
 		source := safetensors.Source{Info: safetensors.Info{Name: s.name, DType: exportTypes[cmp.Or(e.DType, e.From.value("dtype"))], Shape: s.shape}}
+		if s.f32 {
+			source.DType = safetensors.F32
+		}
 		dtype := source.DType
 		source.Write = func(to io.Writer) error { return e.write(ctx, to, s, dtype) }
 		list = append(list, source)
@@ -123,12 +126,12 @@ func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() erro
 			list = append(list, source)
 			continue
 		}
-		if s == nil || s.constant() && e.DType == "" {
+		if s == nil {
 			source.Write = func(to io.Writer) error { return copyValues(ctx, to, t, 0) }
 			list = append(list, source)
 			continue
 		}
-		if e.DType != "" {
+		if e.DType != "" && !(s.f32 && t.DType == safetensors.F32) {
 			source.DType = exportTypes[e.DType]
 		}
 		dtype := source.DType

@@ -346,6 +346,71 @@ func TestExportInAnotherType(t *testing.T) {
 	}
 }
 
+// Tensors that transformers keeps in f32 where other weights are bf16, or that published folders have so, stay in f32 if the folder has them in f32, or if there is
+// no folder.
+func TestExportKeepsF32(t *testing.T) {
+	const router, correction = "gate.weight", "e_score_correction_bias"
+	for fixture, want := range map[string][]string{
+		"glm4-moe": {correction, router}, "deepseek-v2": {router}, "deepseek-v3": {correction, router}, "minimax-m2": {correction}, "minimax-m2-fused": {correction},
+		"kimi-linear": {"A_log", "dt_bias", correction, router}, "kimi-linear-fused": {"A_log", "dt_bias", correction, router},
+		"nemotron-h": {"A_log", "D", "dt_bias", correction, router}, "qwen3.5-moe": {"A_log", "norm.weight"}, "qwen3-next": nil, "mistral4": nil, "gpt-oss": nil, "llama": nil,
+	} {
+		first := filepath.Join("testdata", "models", fixture)
+		program := compile(t, first, 1, readExpected(t, first), "model.dtype=f32")
+		export := func(from, dtype string) (string, []string) {
+			t.Helper()
+			model, err := hf.ReadModel(from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := model.OpenWeights(program.Tensors)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			out := filepath.Join(t.TempDir(), "out")
+			if err := (&hf.Export{Values: w, Tensors: program.Tensors, From: model, DType: dtype}).Write(t.Context(), out); err != nil {
+				t.Fatal(err)
+			}
+			return out, keptF32(t, out)
+		}
+		wide, _ := export(first, "f32")
+		narrow, got := export(wide, "bf16")
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q are f32, want %q", fixture, got, want)
+		}
+		if _, again := export(narrow, "f16"); !slices.Equal(again, want) {
+			t.Errorf("%s in f16: %q are f32, want %q", fixture, again, want)
+		}
+		if got := keptF32(t, described(t, program, constant(0.5), 16, "bf16")); !slices.Equal(got, want) {
+			t.Errorf("%s, described: %q are f32, want %q", fixture, got, want)
+		}
+		was := tensors(t, wide)
+		for name, value := range tensors(t, narrow) {
+			if strings.HasPrefix(value, safetensors.F32) && value != was[name] {
+				t.Errorf("%s: the values of %s have changed", fixture, name)
+			}
+		}
+	}
+}
+
+// keptF32 lists the last parts of the names of tensors of a folder whose type is F32.
+func keptF32(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	for name, value := range tensors(t, dir) {
+		parts := strings.Split(name, ".")
+		last := strings.Join(parts[max(0, len(parts)-2):], ".")
+		if parts[len(parts)-1] != "weight" {
+			last = parts[len(parts)-1]
+		}
+		if strings.HasPrefix(value, safetensors.F32) && !slices.Contains(list, last) {
+			list = append(list, last)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
 func floats(t *testing.T, dir string) map[string][]float32 {
 	t.Helper()
 	f, err := safetensors.Open(dir)

@@ -245,6 +245,28 @@ func TestCorrectionInF32(t *testing.T) {
 	sameFiles(t, dir, exported(t, job, ""))
 }
 
+// Steps that balance experts change what is added to their scores, and an export has the new values.
+func TestBalancedExport(t *testing.T) {
+	const fixture, name = "glm4-moe", "model.layers.1.mlp.gate.e_score_correction_bias"
+	dir := filepath.Join("testdata", "models", fixture)
+	e := readExpected(t, dir)
+	program := compile(t, dir, 1, e, "model.dtype=f32", "train.moe_router_bias_update_rate=0.5", "train.steps=2")
+	job := open(t, dir, program, e)
+	if _, err := job.Step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before, after := floats(t, dir)[name], floats(t, exported(t, job, ""))[name]
+	changed := 0
+	for i := range before {
+		if d := math.Abs(float64(after[i] - before[i])); math.Abs(d-0.5) < 1e-6 {
+			changed++
+		}
+	}
+	if changed == 0 {
+		t.Errorf("%v became %v", before, after)
+	}
+}
+
 // saved returns a checkpoint of a job.
 func saved(t *testing.T, job *train.Job) *train.Checkpoint {
 	t.Helper()

@@ -45,6 +45,9 @@ type place struct {
 	how   how
 	after []string // our tensors that precede it, in the same layer
 	heads string   // the key with a number of heads, if each head of a fused tensor has a part of each of ours; empty: no
+	// An export in bf16 or f16 leaves it in f32, if the folder has it so: transformers keeps it in f32 (_keep_in_fp32_modules_strict), or
+	// published folders have it in f32 where other weights are bf16.
+	f32 bool
 }
 
 const layerMark, expertMark = "*", "#"
@@ -56,6 +59,12 @@ func linear(name string, after ...string) place {
 	return place{name: name, how: transposed, after: after}
 }
 func plain(name string, after ...string) place { return place{name: name, after: after} }
+
+// inF32 returns the place of a tensor that stays in f32.
+func (p place) inF32() place {
+	p.f32 = true
+	return p
+}
 
 // ofHeads returns the place of a tensor in a fused one, of which each of some heads has a part.
 func ofHeads(heads, name string, after ...string) place {
@@ -140,7 +149,6 @@ var fusedExperts = map[string]place{
 	"layer.experts.w_gate": linear("model.layers.*.mlp.experts.gate_up_proj"),
 	"layer.experts.w_up":   linear("model.layers.*.mlp.experts.gate_up_proj", "layer.experts.w_gate"),
 	"layer.experts.w_down": plain("model.layers.*.mlp.experts.down_proj"),
-	routerName:             linear("model.layers.*.mlp.gate.weight"),
 }
 
 // gatedPlaces are those of Qwen3-Next that Qwen3.5 has, too: queries and gates of attention are one tensor, head by head, and so are the
@@ -177,6 +185,9 @@ var (
 		"layer.linear.wz": linear("model.layers.*.linear_attn.in_proj_z.weight"),
 		"layer.linear.wb": linear("model.layers.*.linear_attn.in_proj_b.weight"),
 		"layer.linear.wa": linear("model.layers.*.linear_attn.in_proj_a.weight"),
+
+		"layer.linear.rate":       gatedPlaces["layer.linear.rate"].inF32(),
+		"layer.linear.norm.gamma": gatedPlaces["layer.linear.norm.gamma"].inF32(),
 	})
 )
 
@@ -203,10 +214,11 @@ var (
 		"layer.experts.w_down": plain("model.layers.*.mlp.experts.down_proj" + packedSuffix),
 	}
 	mixtralExperts = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
-		correctionName: plain("model.layers.*.block_sparse_moe.e_score_correction_bias"),
+		correctionName: plain("model.layers.*.block_sparse_moe.e_score_correction_bias").inF32(),
 	})
 	glmExperts = merged(qwenExperts, map[string]place{
-		correctionName:        plain("model.layers.*.mlp.gate.e_score_correction_bias"),
+		routerName:            qwenExperts[routerName].inF32(),
+		correctionName:        plain("model.layers.*.mlp.gate.e_score_correction_bias").inF32(),
 		"layer.shared.w_gate": linear("model.layers.*.mlp.shared_experts.gate_proj.weight"),
 		"layer.shared.w_up":   linear("model.layers.*.mlp.shared_experts.up_proj.weight"),
 		"layer.shared.w_down": linear("model.layers.*.mlp.shared_experts.down_proj.weight"),
@@ -234,14 +246,14 @@ var (
 		"layer.linear.b_conv_v":   plain("backbone.layers.*.mixer.conv1d.bias"),
 		"layer.linear.b_conv_k":   plain("backbone.layers.*.mixer.conv1d.bias", "layer.linear.b_conv_v"),
 		"layer.linear.b_conv_q":   plain("backbone.layers.*.mixer.conv1d.bias", "layer.linear.b_conv_v", "layer.linear.b_conv_k"),
-		"layer.linear.rate":       plain("backbone.layers.*.mixer.A_log"),
-		"layer.linear.b_dt":       plain("backbone.layers.*.mixer.dt_bias"),
-		"layer.linear.skip":       plain("backbone.layers.*.mixer.D"),
+		"layer.linear.rate":       plain("backbone.layers.*.mixer.A_log").inF32(),
+		"layer.linear.b_dt":       plain("backbone.layers.*.mixer.dt_bias").inF32(),
+		"layer.linear.skip":       plain("backbone.layers.*.mixer.D").inF32(),
 		"layer.linear.norm.gamma": plain("backbone.layers.*.mixer.norm.weight"),
 		"layer.linear.wo":         linear("backbone.layers.*.mixer.out_proj.weight"),
 
-		routerName:           linear("backbone.layers.*.mixer.gate.weight"),
-		correctionName:       plain("backbone.layers.*.mixer.gate.e_score_correction_bias"),
+		routerName:           linear("backbone.layers.*.mixer.gate.weight").inF32(),
+		correctionName:       plain("backbone.layers.*.mixer.gate.e_score_correction_bias").inF32(),
 		"layer.experts.w1":   linear("backbone.layers.*.mixer.experts.#.up_proj.weight"),
 		"layer.experts.w2":   plain("backbone.layers.*.mixer.experts.#.down_proj.weight"),
 		"layer.latent.w_in":  linear("backbone.layers.*.mixer.fc1_latent_proj.weight"),
@@ -257,18 +269,20 @@ var (
 // kimiPlaces are those of Kimi Linear. Layers with linear attention have some of the names of those with latent attention.
 var (
 	kimiPlaces = merged(expertPlaces("block_sparse_moe", "w1", "w3", "w2"), map[string]place{
+		routerName: linear("model.layers.*.block_sparse_moe.gate.weight").inF32(),
+
 		"layer.linear.wq": linear("model.layers.*.self_attn.q_proj.weight"), "layer.linear.conv_q": {name: "model.layers.*.self_attn.q_conv1d.weight", how: stacked},
 		"layer.linear.wk": linear("model.layers.*.self_attn.k_proj.weight"), "layer.linear.conv_k": {name: "model.layers.*.self_attn.k_conv1d.weight", how: stacked},
 		"layer.linear.wv": linear("model.layers.*.self_attn.v_proj.weight"), "layer.linear.conv_v": {name: "model.layers.*.self_attn.v_conv1d.weight", how: stacked},
 		"layer.linear.wa_low": linear("model.layers.*.self_attn.f_a_proj.weight"), "layer.linear.wa": linear("model.layers.*.self_attn.f_b_proj.weight"),
 		"layer.linear.wz_low": linear("model.layers.*.self_attn.g_a_proj.weight"), "layer.linear.wz": linear("model.layers.*.self_attn.g_b_proj.weight"),
 		"layer.linear.wb":         linear("model.layers.*.self_attn.b_proj.weight"),
-		"layer.linear.rate":       {name: "model.layers.*.self_attn.A_log", how: inner},
-		"layer.linear.b_dt":       plain("model.layers.*.self_attn.dt_bias"),
+		"layer.linear.rate":       {name: "model.layers.*.self_attn.A_log", how: inner, f32: true},
+		"layer.linear.b_dt":       plain("model.layers.*.self_attn.dt_bias").inF32(),
 		"layer.linear.norm.gamma": plain("model.layers.*.self_attn.o_norm.weight"),
 		"layer.linear.wo":         linear("model.layers.*.self_attn.o_proj.weight"),
 
-		correctionName:        plain("model.layers.*.block_sparse_moe.gate.e_score_correction_bias"),
+		correctionName:        plain("model.layers.*.block_sparse_moe.gate.e_score_correction_bias").inF32(),
 		"layer.shared.w_gate": linear("model.layers.*.block_sparse_moe.shared_experts.gate_proj.weight"),
 		"layer.shared.w_up":   linear("model.layers.*.block_sparse_moe.shared_experts.up_proj.weight"),
 		"layer.shared.w_down": linear("model.layers.*.block_sparse_moe.shared_experts.down_proj.weight"),
@@ -280,13 +294,13 @@ var (
 	}
 	// kimiFused are the places in the memory of transformers.
 	kimiFused = merged(fusedExperts, map[string]place{
-		correctionName:        glmExperts[correctionName],
+		routerName: glmExperts[routerName], correctionName: glmExperts[correctionName],
 		"layer.shared.w_gate": glmExperts["layer.shared.w_gate"], "layer.shared.w_up": glmExperts["layer.shared.w_up"], "layer.shared.w_down": glmExperts["layer.shared.w_down"],
 		"layer.linear.conv_q": {name: "model.layers.*.self_attn.conv1d.weight", how: stacked},
 		"layer.linear.conv_k": {name: "model.layers.*.self_attn.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_q"}},
 		"layer.linear.conv_v": {name: "model.layers.*.self_attn.conv1d.weight", how: stacked, after: []string{"layer.linear.conv_q", "layer.linear.conv_k"}},
 		"layer.linear.wa_low": linear("model.layers.*.self_attn.forget_gate.f_a_proj.weight"), "layer.linear.wa": linear("model.layers.*.self_attn.forget_gate.f_b_proj.weight"),
-		"layer.linear.rate": {name: "model.layers.*.self_attn.forget_gate.A_log", how: inner}, "layer.linear.b_dt": plain("model.layers.*.self_attn.forget_gate.dt_bias"),
+		"layer.linear.rate": {name: "model.layers.*.self_attn.forget_gate.A_log", how: inner, f32: true}, "layer.linear.b_dt": plain("model.layers.*.self_attn.forget_gate.dt_bias").inF32(),
 	})
 )
 
@@ -312,6 +326,7 @@ var (
 		"layer.wv":              ofHeads("heads", "model.layers.*.self_attn.kv_b_proj.weight", "layer.wk"),
 	}
 	deepseekNames = naming{tensors: merged(llamaPlaces, glmExperts, latentPlaces), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts, neighbours: true}
+	mistral4Names = naming{tensors: merged(deepseekNames.tensors, map[string]place{routerName: qwenExperts[routerName]}), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts, neighbours: true}
 	// wholeQueries is the place of queries that have no latent.
 	wholeQueries = map[string]place{"layer.wq": llamaPlaces["layer.wq"]}
 
@@ -322,7 +337,7 @@ var (
 
 	qwenMoENames = naming{tensors: merged(llamaPlaces, qwenExperts), prefix: "model.", ignored: rotaryBuffers, fused: fusedExperts}
 	mixtralNames = naming{tensors: merged(llamaPlaces, mixtralExperts), prefix: "model.", ignored: rotaryBuffers, fused: merged(fusedExperts, map[string]place{
-		correctionName: plain("model.layers.*.mlp.e_score_correction_bias"),
+		routerName: qwenExperts[routerName], correctionName: plain("model.layers.*.mlp.e_score_correction_bias").inF32(),
 	})}
 	glmMoENames = naming{tensors: merged(llamaPlaces, glmExperts), prefix: "model.", ignored: rotaryBuffers, further: true, fused: fusedExperts}
 
@@ -369,17 +384,12 @@ type stored struct {
 	name  string
 	shape []int64
 	parts []part
+	f32   bool // it stays in f32
 }
 
 // rows and cols return the shape of a stored tensor; a vector has one column.
 func (s *stored) rows() int64 { return product(s.shape) / s.cols() }
 func (s *stored) cols() int64 { return lastOf(s.shape) }
-
-// constant reports whether no run changes the tensor.
-func (s *stored) constant() bool {
-	key, _ := splitName(s.parts[0].Name)
-	return key == correctionName
-}
 
 // lastOf returns the number of columns of a shape, and product its number of elements.
 func lastOf(shape []int64) int64 {
@@ -434,7 +444,7 @@ func (n *naming) layout(tensors []ir.Tensor, heads func(key string) int64) ([]*s
 			}
 			s := byName[name]
 			if s == nil {
-				s = &stored{name: name}
+				s = &stored{name: name, f32: p.f32}
 				byName[name] = s
 				list = append(list, s)
 			}
