@@ -335,7 +335,7 @@ func (m *Model) ministral(c *config) {
 // growth even if there is none.
 func (m *Model) ministral3(c *config) {
 	if !c.has("rope_parameters") {
-		c.members["rope_parameters"] = json.RawMessage(`{"type": "yarn", "rope_theta": 1e6, "factor": 16, "original_max_position_embeddings": 16384,
+		c.assume("rope_parameters", `{"type": "yarn", "rope_theta": 1e6, "factor": 16, "original_max_position_embeddings": 16384,
 			"beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 1, "mscale": 1, "llama_4_scaling_beta": 0.1}`)
 	}
 	m.mistral(c)
@@ -457,9 +457,8 @@ func (m *Model) sparseLayers(c *config) {
 
 // qwen35 reads what the configs of Qwen3-Next and Qwen3.5 have in common. In text, the positions of all sections of mrope are equal.
 func (m *Model) qwen35(c *config) {
-	if name := "partial_rotary_factor"; !c.present(name) {
-		c.members[name] = json.RawMessage("0.25")
-		c.skip(name)
+	if name := "partial_rotary_factor"; !c.present(name) && !m.rotation(c).present(name) {
+		c.assume(name, "0.25")
 	}
 	m.llama(c)
 	m.wholeHeads()
@@ -472,6 +471,8 @@ func (m *Model) qwen35(c *config) {
 		from = "layer_types"
 	} else if c.present(from) {
 		every = max(1, c.count(from))
+	} else {
+		c.usual[from] = strconv.FormatInt(every, 10)
 	}
 	var words []string
 	for i := range layersOf(c) {
@@ -638,7 +639,7 @@ func (m *Model) mixtral(c *config) {
 // gptOss reads the config of gpt-oss, in which every second layer has a window.
 func (m *Model) gptOss(c *config) {
 	if !c.has("rope_parameters") && empty(c.members["rope_scaling"]) {
-		c.members["rope_parameters"] = json.RawMessage(`{"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1, "truncate": false,
+		c.assume("rope_parameters", `{"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1, "truncate": false,
 			"original_max_position_embeddings": 4096}`)
 	}
 	m.decoder(c)
@@ -681,9 +682,8 @@ func (m *Model) wholeHeads() {
 
 // glmMoE reads the config of GLM-4.5.
 func (m *Model) glmMoE(c *config) {
-	if name := "partial_rotary_factor"; !c.present(name) {
-		c.members[name] = json.RawMessage("0.5")
-		c.skip(name)
+	if name := "partial_rotary_factor"; !c.present(name) && !m.rotation(c).present(name) {
+		c.assume(name, "0.5")
 	}
 	m.llama(c)
 	m.wholeHeads()
@@ -806,7 +806,7 @@ func (m *Model) deepseek3(c *config) {
 // mistral4 reads the config of Mistral 4.
 func (m *Model) mistral4(c *config) {
 	if !c.has("rope_parameters") && empty(c.members["rope_scaling"]) {
-		c.members["rope_parameters"] = json.RawMessage(`{"type": "yarn", "rope_theta": 1e4, "factor": 128, "original_max_position_embeddings": 8192,
+		c.assume("rope_parameters", `{"type": "yarn", "rope_theta": 1e4, "factor": 128, "original_max_position_embeddings": 8192,
 			"beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 1, "mscale": 1, "llama_4_scaling_beta": 0.1}`)
 	}
 	m.latent(c)
@@ -846,13 +846,15 @@ func (m *Model) kimiLinear(c *config) {
 		{"head_dim", "linear_head_dim", []string{"linear_key_head_dim", "linear_value_head_dim"}},
 		{"short_conv_kernel_size", "linear_conv_kernel_dim", []string{"linear_conv_kernel_dim"}},
 	} {
-		n, from := c.count(k.name), k.name
+		of, name := c, k.name
 		if o.has(k.own) {
-			n, from = o.count(k.own), o.prefix+k.own
+			of, name = o, k.own
+			c.skip(k.name)
 		}
+		n := of.count(name)
 		for _, ours := range k.ours {
 			if slices.Contains(types, lang.MixerKimiDelta) {
-				m.setCount(ours, n, from)
+				m.setCount(ours, n, of.prefix+name)
 			}
 		}
 	}
@@ -865,6 +867,8 @@ func (m *Model) kimiLinear(c *config) {
 	} else {
 		if c.present(name) {
 			dense = get[int64](c, name, "a whole number")
+		} else {
+			c.usual[name] = strconv.FormatInt(dense, 10)
 		}
 		m.setCount(name, dense, name)
 	}

@@ -27,6 +27,7 @@ type config struct {
 	members map[string]json.RawMessage
 	keys    []key // declared by its class; their defaults do not apply to members that are null
 	used    map[string]bool
+	usual   map[string]string  // absent keys that were read as defaults of transformers, with these
 	nested  map[string]*config // those of its objects that were read
 	err     *error             // shared by all objects of a file
 }
@@ -62,7 +63,7 @@ func parseConfig(text []byte) (*config, error) {
 	if members == nil {
 		return nil, errors.New("is not a JSON object")
 	}
-	return &config{members: members, used: map[string]bool{}, nested: map[string]*config{}, err: new(error)}, nil
+	return &config{members: members, used: map[string]bool{}, usual: map[string]string{}, nested: map[string]*config{}, err: new(error)}, nil
 }
 
 // failf keeps the first error.
@@ -83,6 +84,7 @@ func (c *config) raw(key string) json.RawMessage {
 	}
 	if row := c.row(key); row != nil && row.value != nil {
 		text, _ := json.Marshal(row.value)
+		c.usual[key] = string(text)
 		return text
 	}
 	return nil
@@ -99,10 +101,11 @@ func (c *config) present(key string) bool {
 
 // has reports whether a member exists, or has a default, and is not null.
 func (c *config) has(key string) bool {
-	used := c.used[key]
-	found := c.raw(key) != nil
-	c.used[key] = used
-	return found
+	if v, there := c.members[key]; there {
+		return string(v) != "null"
+	}
+	row := c.row(key)
+	return row != nil && row.value != nil
 }
 
 // quote returns a value for use in messages, shortened if it is long.
@@ -155,7 +158,7 @@ func (c *config) words(key string) []string    { return get[[]string](c, key, "l
 // object returns a member that must be an object.
 func (c *config) object(key string) *config {
 	if c.nested[key] == nil {
-		o := &config{prefix: c.prefix + key + ".", used: map[string]bool{}, nested: map[string]*config{}, err: c.err}
+		o := &config{prefix: c.prefix + key + ".", used: map[string]bool{}, usual: map[string]string{}, nested: map[string]*config{}, err: c.err}
 		if o.members = get[map[string]json.RawMessage](c, key, "an object"); o.members == nil {
 			o.members = map[string]json.RawMessage{}
 		}
@@ -167,7 +170,7 @@ func (c *config) object(key string) *config {
 // objectOrEmpty returns a member that is an object, or an object without members if it is absent or null.
 func (c *config) objectOrEmpty(key string) *config {
 	if !c.has(key) {
-		return &config{prefix: c.prefix + key + ".", members: map[string]json.RawMessage{}, used: map[string]bool{}, nested: map[string]*config{}, err: c.err}
+		return &config{prefix: c.prefix + key + ".", members: map[string]json.RawMessage{}, used: map[string]bool{}, usual: map[string]string{}, nested: map[string]*config{}, err: c.err}
 	}
 	return c.object(key)
 }
@@ -177,6 +180,32 @@ func (c *config) among(key, word string, words []string) {
 	if *c.err == nil && !slices.Contains(words, word) {
 		c.failf(key, "= %q is not supported; use %s", word, strings.Join(words, ", "))
 	}
+}
+
+// unremarkable lists the keys whose defaults are not worth a notice: weights show biases and tied embeddings, published folders of
+// DeepSeek do not state rope_interleave, and the others affect neither shapes nor losses of weights that exist.
+var unremarkable = []string{
+	"attention_bias", "attention_out_bias", "initializer_range", "max_position_embeddings", "mlp_bias", "num_mtp_layers", "num_nextn_predict_layers",
+	"pad_token_id", "rope_interleave", "tie_word_embeddings", "use_bias", "use_sliding_window",
+}
+
+// assume gives a member that is absent or null the default of transformers, which no row has.
+func (c *config) assume(key, value string) {
+	if !c.present(key) {
+		c.usual[key] = value
+	}
+	c.members[key] = json.RawMessage(value)
+	c.skip(key)
+}
+
+// assumed lists the absent keys that were read as defaults, with these.
+func (c *config) assumed() (list []string) {
+	for _, key := range slices.Sorted(maps.Keys(c.usual)) {
+		if !slices.Contains(unremarkable, key) {
+			list = append(list, key+" = "+quote(json.RawMessage(c.usual[key])))
+		}
+	}
+	return list
 }
 
 // skip marks members as read that have no effect because of other members.

@@ -128,21 +128,21 @@ func TestFormsOfNemotron(t *testing.T) {
 	}
 }
 
-// Keys that neither transformers nor the reader uses are named in one notice, and so are sizes that the config does not give.
+// Keys that neither transformers nor the reader uses are named in one notice.
 func TestIgnoredKeys(t *testing.T) {
 	for want, changes := range map[string]members{
 		"": {"use_cache": true, "architectures": []string{"x"}, "sinks": false, "transformers_version": "4.1"},
 		"hidden_activation, rope_parameters.mscale, sinks: ignored, as by transformers": {
 			"rope_parameters": members{"rope_theta": 5e5, "mscale": 2}, "sinks": true, "hidden_activation": "gelu"},
-		"rope_parameters: ignored, as by transformers":                             {"rope_parameters": members{"rope_theta": 5e5}, "rope_scaling": members{"type": "linear", "factor": 2}},
+		"rope_parameters: ignored, as by transformers":                             {"rope_parameters": members{"rope_theta": 5e5}, "rope_scaling": members{"type": "linear", "factor": 2, "rope_theta": 5e5}},
 		"attention_dropout: ignored, because the model is trained without dropout": {"attention_dropout": 0.5},
-		"num_hidden_layers = 32, num_attention_heads = 32: not in config.json; these are the defaults of transformers for model_type = llama": {
+		"num_attention_heads = 32, num_hidden_layers = 32: not in config.json; these are the defaults of transformers for model_type = llama": {
 			"num_hidden_layers": nil, "num_attention_heads": nil, "num_key_value_heads": 1, "hidden_size": 64, "head_dim": nil},
 		"config.json: num_key_value_head is ignored, as by transformers; did you mean num_key_value_heads?": {
 			"num_key_value_heads": nil, "num_key_value_head": 1},
 		"hidden_sizes: ignored, as by transformers": {"hidden_sizes": 7}, // hidden_size is there, too
 		"config.json: rope_parameters.rope_thet is ignored, as by transformers; did you mean rope_theta?": {
-			"rope_parameters": members{"rope_thet": 5e5}},
+			"rope_parameters": members{"rope_thet": 5e5}, "rope_theta": 5e5},
 	} {
 		model, err := hf.ReadModel(configFolder(t, small(t, changes)))
 		if err != nil {
@@ -150,6 +150,40 @@ func TestIgnoredKeys(t *testing.T) {
 		}
 		if got := strings.Join(model.Notices, "\n"); got != want {
 			t.Errorf("%v: %q, want %q", changes, got, want)
+		}
+	}
+}
+
+// Absent keys that change shapes or results are named in one notice, with the defaults that replace them; those that the config has under another
+// name, or that are of no use, are not.
+func TestAssumedKeys(t *testing.T) {
+	const common = `"dtype": "float32", "vocab_size": 37, "pad_token_id": null, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+		"rms_norm_eps": 1e-6, "hidden_act": "silu", "intermediate_size": 12, "tie_word_embeddings": false, `
+	const latent = `"model_type": "deepseek_v3", ` + common + `"rope_theta": 1e4, "q_lora_rank": null, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 8,
+		"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0, "norm_topk_prob": true`
+	const next = `"model_type": "qwen3_next", ` + common + `"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "decoder_sparse_step": 1,
+		"norm_topk_prob": true, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "num_experts_per_tok": 2, "num_experts": 4, `
+	for _, c := range []struct{ config, want string }{
+		{latent + `, "kv_lora_rank": 8, "moe_intermediate_size": 8, "num_experts_per_tok": 2`, ""},
+		{latent, "kv_lora_rank = 512, moe_intermediate_size = 2048, num_experts_per_tok = 8"},
+		{next + `"linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}`, ""},
+		{next + `"num_hidden_layers": 4, "rope_parameters": {}`, "full_attention_interval = 4, linear_conv_kernel_dim = 4, partial_rotary_factor = 0.25, rope_theta = 10000"},
+		{`"model_type": "nemotron_h", "layer_norm_epsilon": 1e-5, ` + common + `"head_dim": 8, "layers_block_type": ["mamba", "attention", "mlp"], "mlp_hidden_act": "relu2", "mamba_num_heads": 4, "mamba_head_dim": 4,
+			"n_groups": 2, "time_step_min": 0.001, "use_conv_bias": true`, "conv_kernel = 4, ssm_state_size = 128"},
+	} {
+		model, err := hf.ReadModel(configFolder(t, []byte("{"+c.config+"}")))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		got := ""
+		for _, note := range model.Notices {
+			if list, _, found := strings.Cut(note, ": not in config.json; these are the defaults of transformers for model_type = "); found {
+				got = list
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s:\nnotes %q\nwant  %q", c.config, got, c.want)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package hf
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -604,19 +603,6 @@ func rowOf(table []key, name string) *key {
 }
 
 func (c *config) row(name string) *key { return rowOf(c.keys, name) }
-
-// sizeKeys are the keys without which a config says little about its model, although transformers has defaults for them.
-var sizeKeys = []string{"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_layer", "n_head"}
-
-// missingSizes lists the sizes that a config does not give, with their defaults.
-func (c *config) missingSizes() (missing []string) {
-	for _, name := range sizeKeys {
-		if row := c.row(name); row != nil && row.use == read && !c.present(name) {
-			missing = append(missing, fmt.Sprintf("%s = %v", name, row.value))
-		}
-	}
-	return missing
-}
 
 // jsonType returns the type of a JSON value, by the names that rows use.
 func jsonType(v json.RawMessage) string {

@@ -114,8 +114,8 @@ func newModel(name, dir string, c *config) (*Model, error) {
 	if *c.err == nil {
 		*c.err = m.check()
 	}
-	if missing := inner.missingSizes(); len(missing) > 0 {
-		m.notice("%s: not in %s; these are the defaults of transformers for model_type = %s", strings.Join(missing, ", "), ConfigFile, a.modelType)
+	if list := inner.assumed(); len(list) > 0 {
+		m.notice("%s: not in %s; these are the defaults of transformers for model_type = %s", strings.Join(list, ", "), ConfigFile, a.modelType)
 	}
 	if len(dropouts) > 0 {
 		m.notice("%s: ignored, because the model is trained without dropout", strings.Join(dropouts, ", "))

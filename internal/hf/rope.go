@@ -92,6 +92,9 @@ func (m *Model) theta(ours string, p, c *config, theirs string, usual float64) {
 	case theirs != "" && c.present(theirs):
 		m.setNumber(ours, c.positive(theirs), theirs)
 	default:
+		if theirs != "" {
+			c.usual[theirs] = number(usual)
+		}
 		m.setNumber(ours, usual, "the default of transformers")
 	}
 }
