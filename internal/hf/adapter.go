@@ -32,6 +32,9 @@ const (
 	adapterPrefix    = "base_model.model."
 )
 
+// sharedPrefix begins the names of the shared expert's tensors in a layer. The adapters of its maps are those of the MLP.
+const sharedPrefix = "shared."
+
 // IsAdapter reports whether one of our tensors belongs to an adapter.
 func IsAdapter(tensor string) bool {
 	return strings.HasSuffix(tensor, endA) || strings.HasSuffix(tensor, endB)
@@ -69,7 +72,7 @@ type adapted struct {
 // adapted lists the linear maps of an architecture that have adapters. A map of the MLP is also one of the shared expert.
 func (n *naming) adapted(m *lang.Model) (list []adapted) {
 	for _, l := range m.Maps() {
-		for _, prefix := range []string{"", "shared."} {
+		for _, prefix := range []string{"", sharedPrefix} {
 			a := adapted{target: l.Name, tensor: prefix + l.Tensor(), module: n.module(prefix + l.Weights[0])}
 			for _, w := range l.Weights {
 				a.weights = append(a.weights, prefix+w)
@@ -361,10 +364,13 @@ func (m *Merged) Read(tensor string, row, col, rows, cols int64, out []float32) 
 		return err
 	}
 	key, layer := splitName(tensor)
-	a := ""
+	a, prefix, weight := "", "", strings.TrimPrefix(key, layerPrefix)
+	if own, ok := strings.CutPrefix(weight, sharedPrefix); ok {
+		prefix, weight = sharedPrefix, own
+	}
 	for _, l := range m.Model.Maps() {
-		if slices.Contains(l.Weights, strings.TrimPrefix(key, "layer.")) {
-			a = joinName("layer."+l.Tensor()+endA, layer)
+		if slices.Contains(l.Weights, weight) {
+			a = joinName(layerPrefix+prefix+l.Tensor()+endA, layer)
 		}
 	}
 	if layer == "" || a == "" {

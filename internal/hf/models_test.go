@@ -98,6 +98,11 @@ func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir
 	return program
 }
 
+// ofFolder has the weights of a folder, and adapters keep their initial values.
+type ofFolder struct{ *hf.Weights }
+
+func (ofFolder) Has(tensor string) bool { return !hf.IsAdapter(tensor) }
+
 // open starts a job for a program and loads the weights of a folder into it.
 func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *train.Job {
 	t.Helper()
@@ -105,14 +110,14 @@ func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *trai
 	if err != nil {
 		t.Fatal(err)
 	}
-	weights, err := model.OpenWeights(program.Tensors)
+	weights, err := model.OpenWeights(hf.OfAdapter(program.Tensors, false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { weights.Close() })
 	pool := simd.NewPool(2)
 	t.Cleanup(pool.Close)
-	job, err := train.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{Weights: weights, Tokens: tokens})
+	job, err := train.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{Weights: ofFolder{weights}, Tokens: tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,6 +269,43 @@ func TestBalancedExport(t *testing.T) {
 	}
 	if changed == 0 {
 		t.Errorf("%v became %v", before, after)
+	}
+}
+
+// With adapters merged into its matrices, a model has the losses that it has with adapters, whatever its linear maps are.
+func TestMergedAdapters(t *testing.T) {
+	for _, fixture := range []string{"deepseek-v3", "glm4-moe", "kimi-linear", "llama", "mistral4", "nemotron-h", "phi3", "qwen3-next", "qwen3.5-moe"} {
+		dir := filepath.Join("testdata", "models", fixture)
+		e := readExpected(t, dir)
+		set := []string{"model.dtype=f32", "train.optimizer=adamw(lr = 0.05)", "train.steps=8"}
+		program := compile(t, dir, 1, e, append(set, "train.adapter=lora(rank = 3)")...)
+		job := open(t, dir, program, e)
+		for range 4 {
+			if _, err := job.Step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := saved(t, job)
+		adapted, err := job.Step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, err := hf.ReadModel(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of, out := lang.Model(c.Model), filepath.Join(t.TempDir(), "out")
+		export := hf.Export{Values: &hf.Merged{Values: c, Model: &of}, Tensors: hf.OfAdapter(c.Weights(), false), From: from, DType: "f32"}
+		if err := export.Write(t.Context(), out); err != nil {
+			t.Fatal(err)
+		}
+		merged, err := open(t, out, compile(t, out, 1, e, set...), e).Step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := math.Abs(merged.Loss - adapted.Loss); !(d <= 1e-4) || math.Abs(adapted.Loss-e.Loss) < 0.01 {
+			t.Errorf("%s: the loss is %.6f, with adapters %.6f, without %.6f", fixture, merged.Loss, adapted.Loss, e.Loss)
+		}
 	}
 }
 
