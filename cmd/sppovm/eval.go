@@ -113,6 +113,9 @@ func openEval(env *cli.Env, file string, set []string) (*cli.Job, float64, error
 		set = append(set[:len(set):len(set)], "train.holdout=0.5", "train.eval_batch=1")
 	}
 	job, err := openProgram(env, file, set)
+	if err == nil {
+		job.Program.Run.Holdout = spec.Train.Holdout // as in the run that saved a checkpoint
+	}
 	return job, spec.Train.Holdout, err
 }
 

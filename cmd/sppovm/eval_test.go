@@ -45,6 +45,10 @@ func TestEvalIsTheLossOfSteps(t *testing.T) {
 	}
 	const common = "train.batch=1 schedule.dp=1 train.holdout=0 "
 	sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "-q", "--steps", "0", "--save", "start.ckpt"}, sets(common)...)...)
+	args := append([]string{"eval", "tiny.sppo", "--resume", "start.ckpt", "-q"}, sets(common)...)
+	if _, notes := sppovm(t, t.Context(), args...); strings.Contains(notes, "holdout") {
+		t.Errorf("eval says that the settings of the run differ:\n%s", notes)
+	}
 	sum := 0.0
 	for window := range 5 {
 		if err := os.WriteFile("one.txt", text[64*window:64*(window+1)+1], 0o644); err != nil {
