@@ -181,7 +181,7 @@ func (m *Model) groupProblems(fail func(keys string, code Code, hint, format str
 	case top < 1 || top > groups:
 		fail("model.topk_group model.n_group", OutOfRange, "topk_group = "+upTo(m.fewestGroups(groups), groups), "a token cannot use experts of %d of %d groups", top, groups)
 	case m.TopExperts > top*(m.Experts/groups) && m.TopExperts <= m.Experts:
-		fail("model.topk_group model.n_group", Conflict, "topk_group = "+upTo(m.fewestGroups(groups), groups), "a token uses %d experts, but %d groups have only %d", m.TopExperts, top, top*(m.Experts/groups))
+		fail("model.topk_group model.n_group", Conflict, "topk_group = "+upTo(m.fewestGroups(groups), groups), "a token uses %d experts, but topk_group = %d has only %d", m.TopExperts, top, top*(m.Experts/groups))
 	}
 }
 

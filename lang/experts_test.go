@@ -10,6 +10,14 @@ import (
 	"testing"
 )
 
+// A hint names each value once, also one that may stand alone or in a list.
+func TestNamesOnce(t *testing.T) {
+	_, err := Parse("names.sppo", []byte(exampleBase), Options{ReadFile: base, Shipped: shipped, Set: []string{"train.adapter=lora(targets = foo)"}})
+	if err == nil || strings.Count(err.Error(), AllLinear) != 1 {
+		t.Error(err)
+	}
+}
+
 // TestExpertHints draws keys of experts, and replaces values by those that the hints of errors name. One hint must suffice for each error.
 func TestExpertHints(t *testing.T) {
 	value := regexp.MustCompile(`^(\w+) = (\d+)(?: (?:to|or) (\d+))?$`)

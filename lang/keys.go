@@ -937,7 +937,11 @@ func (t valueType) allNames() []string {
 		out = append(out, c.name)
 	}
 	if t.list != nil {
-		out = append(out, t.list.item.allNames()...)
+		for _, name := range t.list.item.allNames() {
+			if !slices.Contains(out, name) {
+				out = append(out, name)
+			}
+		}
 	}
 	return out
 }

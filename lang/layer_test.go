@@ -29,7 +29,7 @@ func TestForms(t *testing.T) {
 		"model.num_experts=2 model.num_experts_per_tok=3 model.moe_intermediate_size=16":                                    "a token cannot use 3 of 2 experts",
 		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=3":                    "8 experts are not in 3 groups",
 		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=4":                    "experts of 0 of 4 groups",
-		"model.num_experts=8 model.num_experts_per_tok=3 model.moe_intermediate_size=16 model.n_group=4 model.topk_group=1": "1 groups have only 2",
+		"model.num_experts=8 model.num_experts_per_tok=3 model.moe_intermediate_size=16 model.n_group=4 model.topk_group=1": "topk_group = 1 has only 2",
 		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.shared_expert_gate=true":      "there is no shared expert",
 		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 train.optimizer=muon()":             "muon does not update",
 		"model.ffn=0":            "must be from 1",
