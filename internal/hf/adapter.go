@@ -224,8 +224,16 @@ func (m *Model) Adapted(dir string, base lang.Model) (lang.Model, error) {
 	defer folder.Close()
 	var targets []string
 	for _, l := range all.Maps() {
-		_, end, _ := strings.Cut(names.tensors["layer."+l.Tensor()+endA].name, "*")
-		if slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool { return strings.HasSuffix(t.Name, end) }) {
+		var ends []string
+		for _, prefix := range []string{"", sharedPrefix} {
+			if p, ok := names.tensors[layerPrefix+prefix+l.Tensor()+endA]; ok {
+				_, end, _ := strings.Cut(p.name, layerMark)
+				ends = append(ends, end)
+			}
+		}
+		if slices.ContainsFunc(folder.Tensors(), func(t safetensors.Tensor) bool {
+			return slices.ContainsFunc(ends, func(end string) bool { return strings.HasSuffix(t.Name, end) })
+		}) {
 			targets = append(targets, l.Name)
 		}
 	}

@@ -272,7 +272,8 @@ func TestBalancedExport(t *testing.T) {
 	}
 }
 
-// With adapters merged into its matrices, a model has the losses that it has with adapters, whatever its linear maps are.
+// With adapters merged into its matrices, a model has the losses that it has with adapters, whatever its linear maps are, and a file of
+// adapters says which they are.
 func TestMergedAdapters(t *testing.T) {
 	for _, fixture := range []string{"deepseek-v3", "glm4-moe", "kimi-linear", "llama", "mistral4", "nemotron-h", "phi3", "qwen3-next", "qwen3.5-moe"} {
 		dir := filepath.Join("testdata", "models", fixture)
@@ -298,6 +299,13 @@ func TestMergedAdapters(t *testing.T) {
 		export := hf.Export{Values: &hf.Merged{Values: c, Model: &of}, Tensors: hf.OfAdapter(c.Weights(), false), From: from, DType: "f32"}
 		if err := export.Write(t.Context(), out); err != nil {
 			t.Fatal(err)
+		}
+		adapters := filepath.Join(t.TempDir(), "adapters")
+		if err := from.WriteAdapter(t.Context(), adapters, c, c.Weights(), &of); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := from.Adapted(adapters, of.Base()); err != nil || len(again.Maps()) != len(of.Maps()) {
+			t.Errorf("%s: %d maps have adapters, not %d: %v", fixture, len(again.Maps()), len(of.Maps()), err)
 		}
 		merged, err := open(t, out, compile(t, out, 1, e, set...), e).Step(t.Context())
 		if err != nil {
