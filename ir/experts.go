@@ -34,11 +34,15 @@ func checkRoute(in *Instr) error {
 	if n := in.Arg("ends").Elements(); n > experts {
 		return fmt.Errorf("ends has %d experts, but a row of logits %d", n, experts)
 	}
-	groups, chosen := int64(in.Attr("groups").Bits), int64(in.Attr("top_groups").Bits)
+	groups, chosen, by := int64(in.Attr("groups").Bits), int64(in.Attr("top_groups").Bits), in.Attr("group_scores").Bits
 	switch {
-	case groups == 0 && chosen == 0:
-	case groups < 1 || experts%groups != 0 || experts/groups < 2:
-		return fmt.Errorf("%d experts are not in %d groups of two or more", experts, groups)
+	case by > GroupsByMax:
+		return fmt.Errorf("group_scores is %d, not %d or %d", int64(by), GroupsByTwo, GroupsByMax)
+	case groups == 0 && chosen == 0 && by == 0:
+	case groups < 1 || experts%groups != 0:
+		return fmt.Errorf("%d experts are not in %d groups", experts, groups)
+	case by == GroupsByTwo && experts == groups:
+		return fmt.Errorf("groups of one expert have no two scores")
 	case chosen < 1 || chosen > groups || top > chosen*(experts/groups):
 		return fmt.Errorf("top_groups is %d, of %d groups of %d experts, of which %d are chosen", chosen, groups, experts/groups, top)
 	}

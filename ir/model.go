@@ -37,6 +37,7 @@ type Model struct {
 	Correction    bool     `json:"e_score_correction_bias,omitempty"`         // a number for each expert is added to its score for the choice
 	ExpertGroups  int      `json:"n_group,omitempty"`                         // groups of experts; 0 or 1: none
 	TopGroups     int      `json:"topk_group,omitempty"`                      // groups from which a token's experts are chosen
+	TopMethod     string   `json:"topk_method,omitempty"`                     // group_limited_greedy: the score of a group is that of its best expert; empty: the sum of the two highest
 	RouterZLoss   float64  `json:"router_z_loss_coef,omitempty"`              // coefficient of the mean over tokens of the square of the logarithm of the sum of exponentials of a router's logits
 	AuxLoss       string   `json:"aux_loss,omitempty"`                        // layer | joint; empty: RouterAuxLoss is 0
 	RouterAuxLoss float64  `json:"router_aux_loss_coef,omitempty"`            // coefficient of the loss that balances experts

@@ -348,6 +348,12 @@ const (
 	ScoresOfChosen
 )
 
+// Scores of groups of experts, the values of an attribute of route.
+const (
+	GroupsByTwo = iota
+	GroupsByMax
+)
+
 // Attributes of attention in a ring, after each member has gathered all keys.
 var (
 	attrQueryChunks = AttrInfo{"chunks", KindOption, "if it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order. The keys are those of all tokens, in order, or, with accumulate, a block of them", ScopePlace}
@@ -984,10 +990,11 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{
 			attrTop, attrScores, attrRenormal, attrSumEps, attrWeighted,
 			{"groups", KindOption, "the experts are in this many groups of equal size; 0: one group", ScopeFormula},
-			{"top_groups", KindOption, "with groups, only experts of the groups with the highest sums of their two highest scores are chosen: of this many groups", ScopeFormula},
+			{"top_groups", KindOption, "with groups, only experts of the groups with the highest scores are chosen: of this many groups", ScopeFormula},
+			{"group_scores", KindOption, "0: the score of a group is the sum of the two highest scores of its experts; 1: the highest", ScopeFormula},
 			{"first", KindOption, "the first expert of ends", ScopeFormula},
 		},
-		Rule: RuleRoute, Work: WorkMemory, Source: "Shazeer et al. 2017; groups and correction: DeepSeek-AI 2024, DeepSeek-V3",
+		Rule: RuleRoute, Work: WorkMemory, Source: "Shazeer et al. 2017; groups and correction: DeepSeek-AI 2024, DeepSeek-V2 and -V3",
 	},
 	RouteGrad: {
 		Name: "route_grad", Class: ClassKernel, Streams: onCompute,

@@ -24,6 +24,14 @@ const (
 
 var scorings = []string{ScoringSoftmax, ScoringSigmoid, ScoringTop}
 
+// Values of topk_method.
+const (
+	groupsByTwo  = "noaux_tc"
+	GroupLimited = "group_limited_greedy" // the score of a group is that of its best expert
+)
+
+var topMethods = []string{groupsByTwo, GroupLimited}
+
 // Values of aux_loss.
 const (
 	AuxLayer = "layer"
@@ -100,10 +108,17 @@ func setTopGroups(s *Spec, v value) {
 	}
 }
 
+// setTopMethod leaves the field empty for the method that models without the key have.
+func (m *Model) setTopMethod(name string) {
+	if m.TopMethod = name; name == groupsByTwo {
+		m.TopMethod = ""
+	}
+}
+
 // expertKeys lists the keys that only models with experts have.
 var expertKeys = []string{
 	"num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_expert_gate", "moe_latent_size", "mlp_layer_types", "first_k_dense_replace",
-	"decoder_sparse_step", "mlp_only_layers", "scoring_func", "norm_topk_prob", "routed_scaling_factor", "e_score_correction_bias", "n_group", "topk_group", "router_z_loss_coef", "aux_loss", "router_aux_loss_coef",
+	"decoder_sparse_step", "mlp_only_layers", "scoring_func", "norm_topk_prob", "routed_scaling_factor", "e_score_correction_bias", "n_group", "topk_group", "topk_method", "router_z_loss_coef", "aux_loss", "router_aux_loss_coef",
 }
 
 // expertProblems lists the errors in the keys of experts. The values that hints name are accepted.
@@ -162,8 +177,13 @@ func (m *Model) mostExperts() int {
 	return m.Experts
 }
 
-// divides reports whether experts can be in n groups.
-func (m *Model) divides(n int) bool { return n >= 1 && m.Experts%n == 0 && m.Experts/n >= 2 }
+// divides reports whether experts can be in n groups. Where two scores decide, a group has two experts or more.
+func (m *Model) divides(n int) bool {
+	if m.TopMethod == GroupLimited {
+		return n > 1 && m.Experts%n == 0
+	}
+	return n >= 1 && m.Experts%n == 0 && m.Experts/n >= 2
+}
 
 // fewestGroups returns the number of groups that have enough experts for a token if there are n. Where a token uses more
 // experts than there are, another error says so.
@@ -173,11 +193,18 @@ func (m *Model) fewestGroups(n int) int {
 }
 
 func (m *Model) groupProblems(fail func(keys string, code Code, hint, format string, args ...any)) {
-	groups, top := m.ExpertGroups, m.TopGroups
+	groups, top, limited := m.ExpertGroups, m.TopGroups, m.TopMethod == GroupLimited
+	if limited && m.Correction {
+		fail("model.topk_method model.e_score_correction_bias", Conflict, "e_score_correction_bias = false", "topk_method = %s has no correction bias", m.TopMethod)
+	}
 	switch {
+	case m.TopMethod != "" && !limited:
+		fail("model.topk_method", UnknownName, strings.Join(topMethods, " or "), "topk_method cannot be %q", m.TopMethod)
+	case limited && groups <= 1:
+		fail("model.topk_method model.n_group", Conflict, m.nearGroups(), "topk_method = %s needs groups of experts", m.TopMethod)
 	case groups == 0 && top == 0:
 	case !m.divides(groups):
-		fail("model.n_group model.topk_group", Indivisible, m.nearGroups(), "%d experts are not in %d groups of two or more", m.Experts, groups)
+		fail("model.n_group model.topk_group", Indivisible, m.nearGroups(), "%d experts are not in %d groups%s", m.Experts, groups, map[bool]string{false: " of two or more"}[limited])
 	case top < 1 || top > groups:
 		fail("model.topk_group model.n_group", OutOfRange, "topk_group = "+upTo(m.fewestGroups(groups), groups), "a token cannot use experts of %d of %d groups", top, groups)
 	case m.TopExperts > top*(m.Experts/groups) && m.TopExperts <= m.Experts:
@@ -191,10 +218,17 @@ func (m *Model) nearGroups() string {
 	if near := nearDivisorsWith(m.Experts, m.ExpertGroups, kept); near != "" {
 		return "n_group = " + near
 	}
-	for n := min(m.ExpertGroups, m.Experts); n > 1; n-- {
+	n, step := min(m.ExpertGroups, m.Experts), -1
+	if m.TopMethod == GroupLimited {
+		n, step = 2, 1
+	}
+	for ; n > 1 && n <= m.Experts; n += step {
 		if m.divides(n) {
 			return fmt.Sprintf("n_group = %d and topk_group = %s", n, upTo(m.fewestGroups(n), n))
 		}
+	}
+	if m.TopMethod == GroupLimited {
+		return "topk_method = noaux_tc, n_group = 0 and topk_group = 0"
 	}
 	return "n_group = 0 and topk_group = 0"
 }

@@ -37,6 +37,15 @@ func TestForms(t *testing.T) {
 		"model.layer_types=none": "no layer has attention",
 		"model.ffn=[64,0] model.layer_types=[full,none]": "layer 1 has neither attention nor an MLP",
 		"model.layer_types=[sliding,none]":               "sliding layers need a window",
+
+		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=8 model.topk_group=4":                                                                           "8 experts are not in 8 groups of two or more",
+		"model.num_experts=8 model.num_experts_per_tok=5 model.moe_intermediate_size=16 model.n_group=8 model.topk_group=4 model.topk_method=group_limited_greedy":                                    "hint: topk_group = 5 to 8",
+		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=8 model.topk_group=4 model.topk_method=group_limited_greedy":                                    "[{attention 16 8} {attention 16 8} {attention 16 8} {attention 16 8}] []: 256 [] []",
+		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=3 model.topk_group=2 model.topk_method=group_limited_greedy":                                    "8 experts are not in 3 groups [",
+		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.topk_method=group_limited_greedy":                                                                       "topk_method = group_limited_greedy needs groups of experts",
+		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=1 model.topk_group=1 model.topk_method=group_limited_greedy":                                    "topk_method = group_limited_greedy needs groups of experts",
+		"model.num_experts=8 model.num_experts_per_tok=2 model.moe_intermediate_size=16 model.n_group=4 model.topk_group=2 model.topk_method=group_limited_greedy model.e_score_correction_bias=true": "topk_method = group_limited_greedy has no correction bias",
+		"model.topk_method=noaux_tc": "topk_method has no effect without experts",
 	} {
 		s, err := Parse("forms.sppo", []byte(exampleBase), Options{ReadFile: base, Shipped: shipped, Set: strings.Fields(set + " model.layers=4")})
 		got := fmt.Sprint(err)

@@ -286,6 +286,7 @@ var models = map[string]string{
 	"moe":       "num_experts = 5\nnum_experts_per_tok = 2\nmoe_intermediate_size = 12\nrouter_z_loss_coef = 0.02\nrouter_aux_loss_coef = 0.3",
 	"joint":     "num_experts = 6\nnum_experts_per_tok = 2\nmoe_intermediate_size = 9\nmlp_layer_types = [sparse, dense, sparse]\nrouter_z_loss_coef = 0.02\nrouter_aux_loss_coef = 0.3\naux_loss = joint",
 	"glm":       "num_experts = 8\nnum_experts_per_tok = 3\nmoe_intermediate_size = 7\nscoring_func = sigmoid\ne_score_correction_bias = true\nn_group = 4\ntopk_group = 2\nrouted_scaling_factor = 2.5\nfirst_k_dense_replace = 1\nshared_expert_intermediate_size = 10\nrouter_aux_loss_coef = 0.2",
+	"limited":   "num_experts = 8\nnum_experts_per_tok = 3\nmoe_intermediate_size = 7\nnorm_topk_prob = false\nn_group = 4\ntopk_group = 2\ntopk_method = group_limited_greedy\nrouted_scaling_factor = 1.5\nfirst_k_dense_replace = 1\nshared_expert_intermediate_size = 10",
 	"qwenmoe":   "num_experts = 6\nnum_experts_per_tok = 2\nmoe_intermediate_size = 9\nnorm_topk_prob = false\ndecoder_sparse_step = 2\nmlp_only_layers = [3]\nshared_expert_intermediate_size = 8\nshared_expert_gate = true\nrouter_z_loss_coef = 0.05",
 	"ossmoe":    "attn_sinks = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 11\nscoring_func = softmax_topk\nbias = [qkv, attn_out, router, experts]\nrouter_aux_loss_coef = 0.1",
 	"gptoss":    "attn_sinks = true\nbias = [qkv, attn_out]\nrope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_truncate = false",

@@ -23,6 +23,7 @@ import (
 var families = []string{
 	"qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4",
 	"olmo3", "seed_oss", "ministral3", "granite", "exaone4", "hunyuan_v1_dense", "ernie4_5", "nemotron_h", "kimi_linear", "qwen3_next", "qwen3_5",
+	"deepseek_v2-groups",
 }
 
 // listed lists values of keys of a schedule, each of which every family has in some schedule. The key documents stands for sequences of

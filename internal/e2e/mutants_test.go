@@ -81,6 +81,7 @@ var programKinds = []struct {
 	{"kimi_delta, lora", Case{Family: "llama", Positions: "none", KVHeads: 4, Batch: 2, SP: 2, SPMode: "ulysses", N: 2, Layers: 3, Traits: models["kimilin"],
 		Tuning: "adapter = lora(rank = 3, alpha = 6, targets = all-linear, dropout = 0.2)"}},
 	{"kimi_delta, zero = 3", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, DP: 2, Zero: "3", N: 3, Layers: 3, Offload: "full", Traits: models["kimi"]}},
+	{"experts, topk_method = group_limited_greedy", Case{Family: "llama", Positions: "rope", KVHeads: 2, Batch: 2, PP: 2, SP: 2, ExpertParallel: "on", N: 2, Traits: models["limited"]}},
 }
 
 // programOf compiles the program of a kind.

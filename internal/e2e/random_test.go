@@ -236,10 +236,18 @@ func drawExperts(r *rand.Rand, layers int, biased bool) string {
 	top := between(r, 1, min(n, 4))
 	text := fmt.Sprintf("num_experts = %d\nnum_experts_per_tok = %d\nmoe_intermediate_size = %d\nscoring_func = %s\nnorm_topk_prob = %t\n",
 		n, top, between(r, 3, 30), pick(r, "softmax", "sigmoid", "softmax_topk"), r.IntN(2) == 0)
+	limited := false
 	if n%2 == 0 && top <= n/2 && n > 3 && r.IntN(2) == 0 {
-		text += "n_group = 2\ntopk_group = 1\n"
+		groups, kept := 2, 1
+		if limited = r.IntN(2) == 0; limited {
+			text += "topk_method = group_limited_greedy\n"
+			if r.IntN(2) == 0 { // of one expert each
+				groups, kept = n, between(r, top, n)
+			}
+		}
+		text += fmt.Sprintf("n_group = %d\ntopk_group = %d\n", groups, kept)
 	}
-	if r.IntN(3) == 0 {
+	if !limited && r.IntN(3) == 0 {
 		text += "e_score_correction_bias = true\nrouted_scaling_factor = 1.7\n"
 	}
 	if r.IntN(3) == 0 {

@@ -54,6 +54,7 @@ func listTraits() []trait {
 			return strings.Contains(d.text, "num_experts") && strings.HasPrefix(d.ask("sp"), "[")
 		}},
 		{name: "different experts on ranks", asked: func(d *drawn) bool { return d.ask("expert_parallel") == "on" && d.over("sp") }},
+		{name: "groups of experts by their best ones", asked: func(d *drawn) bool { return strings.Contains(d.text, "group_limited_greedy") }},
 		{name: "linear attention", asked: func(d *drawn) bool { return d.linear() }},
 		{name: "linear attention in several subsequences", asked: func(d *drawn) bool { return d.linear() && d.over("subsequences") }},
 		{name: "linear attention on several ranks", asked: func(d *drawn) bool { return d.linear() && d.over("sp") }},

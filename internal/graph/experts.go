@@ -187,6 +187,9 @@ func (g *Model) correction(b *builder, experts int64) Arg {
 // routing returns the attributes of the model's router.
 func (g *Model) routing() []Attr {
 	attrs := []Attr{integer("scores", scores[g.Scoring]), integer("groups", int64(g.ExpertGroups)), integer("top_groups", int64(g.TopGroups))}
+	if g.TopMethod == lang.GroupLimited {
+		attrs = append(attrs, integer("group_scores", ir.GroupsByMax))
+	}
 	if g.NormTop {
 		attrs = append(attrs, truth("renormalize"))
 	}

@@ -38,10 +38,10 @@ func (l *layer) sparse() bool {
 }
 
 // route adds a router: its logits and the choice of experts.
-func (l *layer) route(name string, x value, experts int64, biased bool, r router, groups, topGroups int64, more ...value) choice {
+func (l *layer) route(name string, x value, experts int64, biased bool, r router, g groups, more ...value) choice {
 	c := choice{router: r, logits: l.linear(name+".w", name+".b", biased, x, int64(l.Hidden), experts)}
 	for i, result := range []string{"weights", "experts", "places", "ends"} {
-		c.results[i] = l.plain(l.name(name+"'s "+result), ir.Route, routeKey(r, groups, topGroups, int64(i)), append([]value{c.logits}, more...)...)
+		c.results[i] = l.plain(l.name(name+"'s "+result), ir.Route, routeKey(r, g, int64(i)), append([]value{c.logits}, more...)...)
 	}
 	return c
 }
@@ -135,7 +135,7 @@ func (l *layer) experts(x value) value {
 	if l.Correction {
 		correction = []value{l.weight(l.name("router.correction"))}
 	}
-	m.router = l.route("router", x, int64(l.Experts), l.has("router"), l.modelRouter(), int64(l.ExpertGroups), int64(l.TopGroups), correction...)
+	m.router = l.route("router", x, int64(l.Experts), l.has("router"), l.modelRouter(), l.modelGroups(), correction...)
 	l.loads[l.number] = l.overTokens("the load of the experts of layer "+strconv.Itoa(l.number), ir.ExpertLoad, newKey("expert_load"), m.router.results[routeExperts])
 	if l.AuxLoss == "joint" {
 		l.joint = l.joint.plus(l.counted(m.router))
@@ -201,13 +201,22 @@ func (l *layer) modelRouter() router {
 	return r
 }
 
+// modelGroups returns the model's groups of experts.
+func (l *layer) modelGroups() groups {
+	g := groups{count: int64(l.ExpertGroups), top: int64(l.TopGroups)}
+	if l.TopMethod == "group_limited_greedy" {
+		g.scores = ir.GroupsByMax
+	}
+	return g
+}
+
 func (l *layer) sharedExpert(x value) value {
 	m := l.moe
 	m.shared, m.dense = l.dense("shared.", int64(l.SharedFFN), false, x)
 	if !l.SharedGate {
 		return m.shared
 	}
-	m.sharedRouter = l.route("shared.router", x, 1, false, router{top: 1, scores: ir.ScoresSigmoid}, 0, 0)
+	m.sharedRouter = l.route("shared.router", x, 1, false, router{top: 1, scores: ir.ScoresSigmoid}, groups{})
 	return l.unpermute("the shared expert, times its gate", m.sharedRouter, m.shared)
 }
 

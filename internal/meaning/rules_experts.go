@@ -184,12 +184,19 @@ func (r router) key(name string) key {
 	return k
 }
 
-func routeKey(r router, groups, topGroups, result int64) key {
-	return r.key("route").int(groups).int(topGroups).int(result)
+// groups is which groups of experts a token may use.
+type groups struct{ count, top, scores int64 }
+
+func routeKey(r router, g groups, result int64) key {
+	return r.key("route").int(g.count).int(g.top).int(g.scores).int(result)
 }
 
 func (c *call) router() router {
 	return router{c.int("top"), c.int("scores"), c.bool("renormalize"), c.float("eps"), c.float("scale")}
+}
+
+func (c *call) groups() groups {
+	return groups{c.int("groups"), c.int("top_groups"), c.int("group_scores")}
 }
 
 func route(c *call) {
@@ -208,7 +215,7 @@ func route(c *call) {
 		}
 		operands = append(operands, p.value)
 	}
-	k := func(result int64) key { return routeKey(c.router(), c.int("groups"), c.int("top_groups"), result) }
+	k := func(result int64) key { return routeKey(c.router(), c.groups(), result) }
 	tokens, places := o.tokens(interval{0, o.top}), o.tokens(interval{0, o.top})
 	for i := range places {
 		places[i].order = o.number

@@ -37,8 +37,8 @@ DEV float chosen_softmax(float x, bool is) {
     return power / warp_sum(power);
 }
 
-// drop_groups sets the keys to minus infinity of all groups but the top_groups with the largest sums of two keys.
-DEV void drop_groups(float *keys, float *sums, i64 experts, i64 groups, i64 top_groups) {
+// drop_groups sets the keys to minus infinity of all groups but the top_groups with the largest key or, without by_max, sum of two keys.
+DEV void drop_groups(float *keys, float *sums, i64 experts, i64 groups, i64 top_groups, i64 by_max) {
     const int lane = threadIdx.x & 31;
     const i64 size = experts / groups;
     float first = MINUS_INFINITY, second = MINUS_INFINITY;
@@ -47,7 +47,7 @@ DEV void drop_groups(float *keys, float *sums, i64 experts, i64 groups, i64 top_
         if (x > first) second = first, first = x;
         else second = fmaxf(second, x);
     }
-    sums[lane] = first + second;
+    sums[lane] = by_max ? first : first + second;
     __syncwarp();
     i64 better = 0;
     for (int g = 0; g < groups; g++) better += sums[g] > sums[lane] || (sums[g] == sums[lane] && g < lane);
@@ -59,7 +59,7 @@ DEV void drop_groups(float *keys, float *sums, i64 experts, i64 groups, i64 top_
 // A warp handles a row. If the order of the logits is that of the scores, it compares logits, which are not rounded.
 template <class T>
 DEV void route(float *weights, int *chosen, const T *logits, const float *correction, i64 rows, i64 experts, i64 top, i64 scores,
-               i64 renormalize, double eps, double scale, i64 groups, i64 top_groups) {
+               i64 renormalize, double eps, double scale, i64 groups, i64 top_groups, i64 by_max) {
     SHARED(float, all_keys, 8 * MAX_EXPERTS);
     SHARED(float, all_sums, 8 * MAX_GROUPS);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -67,11 +67,11 @@ DEV void route(float *weights, int *chosen, const T *logits, const float *correc
     float *keys = all_keys + warp * MAX_EXPERTS;
     Router<T> r = {logits + safe * experts, experts, scores};
     r.begin();
-    const bool plain = !correction && groups <= 1;
+    const bool plain = !correction && (groups <= 1 || by_max);
     for (i64 e = lane; e < experts; e += 32)
         keys[e] = plain ? as_float(r.logits[e]) : r.score(e) + (correction ? correction[e] : 0.0f);
     __syncwarp();
-    if (groups > 1) drop_groups(keys, all_sums + warp * MAX_GROUPS, experts, groups, top_groups);
+    if (groups > 1) drop_groups(keys, all_sums + warp * MAX_GROUPS, experts, groups, top_groups, by_max);
     i64 mine = 0; // the choice of this lane
     for (int k = 0; k < top; k++) {
         float best = MINUS_INFINITY;
@@ -259,8 +259,9 @@ template <class T> DEV void grouped_bias_grad(float *dbias, const T *dy, const i
 
 #define EXPERTS(S, T)                                                                                                          \
     KERNEL(route_##S, (float *weights, int *chosen, const T *logits, const float *correction, i64 rows, i64 experts, i64 top,  \
-                       i64 scores, i64 renormalize, double eps, double scale, i64 groups, i64 top_groups)) {                   \
-        route(weights, chosen, logits, correction, rows, experts, top, scores, renormalize, eps, scale, groups, top_groups);   \
+                       i64 scores, i64 renormalize, double eps, double scale, i64 groups, i64 top_groups, i64 by_max)) {       \
+        route(weights, chosen, logits, correction, rows, experts, top, scores, renormalize, eps, scale, groups, top_groups,    \
+              by_max);                                                                                                         \
     }                                                                                                                          \
     KERNEL(permute_##S, (T * y, const T *x, const int *places, const float *weights, i64 choices, i64 top, i64 cols, i64 n)) { \
         permute(y, x, places, weights, choices, top, cols, n);                                                                 \

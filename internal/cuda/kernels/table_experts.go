@@ -31,7 +31,7 @@ func route(b *binder) {
 		b.err = fmt.Errorf("%d groups of experts exceed %d", groups, maxChoices)
 	}
 	args := append([]any{"weights", "experts", "logits", "correction"}, b.routing(r, experts)...)
-	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), append(args, b.int("groups"), b.int("top_groups"))...)
+	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), append(args, b.int("groups"), b.int("top_groups"), b.int("group_scores"))...)
 	n, own, first := b.elements("experts"), b.elements("ends"), b.int("first")
 	chunk := max(256, ceil(n, 512))
 	chunks := ceil(n, chunk)
@@ -54,7 +54,7 @@ func expertCounts(b *binder) {
 		b.err = fmt.Errorf("%d experts, of which a token chooses %d, exceed %d and %d", experts, top, maxExperts, maxChoices)
 	}
 	weights, chosen := b.reserve(4*r*top), b.reserve(4*r*top)
-	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), weights, chosen, "logits", absent, r, experts, top, int64(ir.ScoresSoftmax), absent, 0.0, 1.0, absent, absent)
+	b.launch("route_"+b.types("logits"), rows(ceil(r, 8)), weights, chosen, "logits", absent, r, experts, top, int64(ir.ScoresSoftmax), absent, 0.0, 1.0, absent, absent, absent)
 	b.launch("count_sequences", rows(batch*experts), "counts", chosen, r, top, batch, experts, b.int("accumulate"))
 }
 

@@ -33,6 +33,7 @@ func (b *binder) router() simd.Router {
 func route(b *binder) func() {
 	r, pool, correction := b.router(), b.device.pool, b.ifFloats("correction")
 	r.Groups, r.TopGroups, r.First, r.Correction = b.int("groups"), b.int("top_groups"), b.int("first"), correction
+	r.GroupsByMax = b.int("group_scores") == ir.GroupsByMax
 	weights, experts, places, ends, logits := b.floats("weights"), b.ints("experts"), b.ints("places"), b.ints("ends"), b.mat("logits")
 	rows, _ := b.shape("logits")
 	return func() { r.Route(pool, weights, experts, places, ends, logits, rows) }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"sppo.dev/ir"
 )
 
 // Experts are chosen by comparing residues, so the choice has nothing to do with that of floating-point code; but it is the same
@@ -68,7 +70,9 @@ func (c *call) chosen(keys []uint64) []int {
 		for g := range sums {
 			own := slices.Clone(keys[g*size : (g+1)*size])
 			slices.Sort(own)
-			sums[g] = own[size-1] + own[size-2]
+			if sums[g] = own[size-1]; c.int("group_scores") == ir.GroupsByTwo {
+				sums[g] += own[size-2]
+			}
 		}
 		kept := descending(sums)[:c.int("top_groups")]
 		allowed := descending(keys)

@@ -17,12 +17,15 @@ var routers = []naive.Router{
 	{Experts: 9, Top: 4, Scores: "chosen", Correction: []float64{1, 0, 0, 0, 0, 0, 0, 0, -1}},
 	{Experts: 5, Top: 1, Scores: "sigmoid", Scale: 0.5},
 	{Experts: 130, Top: 8, Scores: "softmax", Renormalize: true},
+	{Experts: 12, Top: 3, Scores: "softmax", Scale: 16, Groups: 4, TopGroups: 2, GroupsByMax: true},
+	{Experts: 5, Top: 2, Scores: "sigmoid", Groups: 5, TopGroups: 3, GroupsByMax: true},
+	{Experts: 160, Top: 6, Scores: "softmax", Groups: 8, TopGroups: 3, GroupsByMax: true},
 }
 
 func routerAttrs(r naive.Router) attrs {
 	return attrs{
 		"top": float64(r.Top), "scores": float64(slices.Index([]string{"softmax", "sigmoid", "chosen"}, r.Scores)), "renormalize": truth(r.Renormalize),
-		"eps": r.Eps, "scale": r.Scale, "groups": float64(r.Groups), "top_groups": float64(r.TopGroups),
+		"eps": r.Eps, "scale": r.Scale, "groups": float64(r.Groups), "top_groups": float64(r.TopGroups), "group_scores": truth(r.GroupsByMax),
 	}
 }
 

@@ -368,8 +368,9 @@ def _(c):
     c.attributes["first"] = c.draw.randint(0, e - c.sizes["l"])
     pick(c, scores=[0, 1, 2], renormalize=[0, 1], scale=[0, 2.5], eps=[0, 1e-20])
     if c.draw.random() < 0.4:
-        c.attributes["groups"] = e // 2
-        c.attributes["top_groups"] = c.draw.randint((c.attributes["top"] + 1) // 2, e // 2)
+        size = c.draw.choice([1, 2])
+        c.attributes.update(groups=e // size, group_scores=1 if size == 1 else c.draw.randrange(2))
+        c.attributes["top_groups"] = c.draw.randint(-(-c.attributes["top"] // size), e // size)
 
 
 @rule("route_grad")

@@ -358,19 +358,24 @@ def watch_routers(model, top):
         if margin < MARGIN:
             raise Close
 
+    def kept_groups(groups, scores, top):
+        best = scores.topk(top + 1, dim=-1)[0]
+        add((best[:, -2] - best[:, -1]).min().item())
+        kept = torch.zeros_like(scores).scatter_(1, scores.topk(top, dim=-1)[1], 1)
+        return groups.masked_fill(kept[..., None] == 0, float("-inf")).flatten(1)
+
     def hook(router, arguments, outputs):
         logits = outputs[0].detach().float()
         if hasattr(router, "e_score_correction_bias") or len(arguments) > 1:
             scores = logits.sigmoid() + getattr(router, "e_score_correction_bias", arguments[-1])
             if (getattr(router, "num_group", 1) or 1) > 1:
                 groups = scores.view(len(scores), router.num_group, -1)
-                sums = groups.topk(2, dim=-1)[0].sum(dim=-1)
-                best = sums.topk(router.topk_group + 1, dim=-1)[0]
-                add((best[:, -2] - best[:, -1]).min().item())
-                kept = torch.zeros_like(sums).scatter_(1, sums.topk(router.topk_group, dim=-1)[1], 1)
-                scores = groups.masked_fill(kept[..., None] == 0, float("-inf")).flatten(1)
+                scores = kept_groups(groups, groups.topk(2, dim=-1)[0].sum(dim=-1), router.topk_group)
         else:
             scores = logits.softmax(dim=-1)
+            if getattr(router, "topk_method", "") == "group_limited_greedy":
+                groups = scores.view(len(scores), router.num_group, -1)
+                scores = kept_groups(groups, groups.max(dim=-1)[0], router.topk_group)
         best = scores.topk(top + 1, dim=-1)[0]
         add((best[:, -2] - best[:, -1]).min().item())
 
@@ -652,6 +657,13 @@ def configurations():
     yield ("deepseek_v2-scaled", "latent", f"family = deepseek_v2 {ODD} {latent(10, 12, 4, 4, 5)} {moe(4, 2, 8)} {shared(8)} rope_scaling = yarn rope_factor = 3 rope_original = 20 "
            f"rope_amplitude = {(0.1 * 0.8 * math.log(3) + 1) / (0.1 * 1.2 * math.log(3) + 1)} attn_scale = {grown(3, 1.2, 8)}",
            o("deepseek_v2", n_shared_experts=1, **mla(10, 12, 4, 4, 5, 6, 4, 2, 8), **yarn(3.0, 0.8, 1.2)))
+    limited = lambda groups, kept: f"n_group = {groups} topk_group = {kept} topk_method = group_limited_greedy"
+    greedy = lambda groups, kept: dict(n_group=groups, topk_group=kept, topk_method="group_limited_greedy")
+    yield ("deepseek_v2-groups", "latent", f"family = deepseek_v2 {KEYS} {latent(20, 16, 8, 4, 6)} {moe(12, 3, 14)} {shared(28)} first_k_dense_replace = 1 {limited(4, 2)} "
+           f"routed_scaling_factor = 16 rope_scaling = yarn rope_factor = 4 rope_original = 20 rope_amplitude = 1 attn_scale = {grown(4, 0.707, 12)}",
+           c("deepseek_v2", n_shared_experts=2, routed_scaling_factor=16.0, **greedy(4, 2), **mla(20, 16, 8, 4, 6, 4, 12, 3, 14, 1), **yarn(4.0, 0.707, 0.707)))
+    yield ("deepseek_v2-single", "latent", f"family = deepseek_v2 {ODD} {latent(13, 18, 8, 2, 7)} {moe(7, 2, 7)} {shared(21)} first_k_dense_replace = 1 {limited(7, 3)} rope_theta = 500",
+           o("deepseek_v2", n_shared_experts=3, **greedy(7, 3), **mla(13, 18, 8, 2, 7, 6, 7, 2, 7, 1), **rope(500.0)))
     beta = dict(llama_4_scaling_beta=0.4)
     yield ("mistral4", "latent", f"family = mistral4 {KEYS} {latent(20, 16, 4, 4, 8)} {moe(8, 2, 14)} {shared(14)} rope_scaling = yarn rope_factor = 4 rope_original = 20 rope_amplitude = 1 "
            f"rope_beta = 0.4 attn_scale = {grown(4, 1, 8)}",
@@ -738,6 +750,9 @@ def deep():
     yield ("deepseek_v3-deep", "latent", f"family = deepseek_v3 {DEEP} {latent} routed_scaling_factor = 1.5 {scaled}",
            d("deepseek_v3", n_group=1, topk_group=1, routed_scaling_factor=1.5, **mla, **yarn()))
     yield ("deepseek_v2-deep", "latent", f"family = deepseek_v2 {DEEP} {latent} {scaled}", d("deepseek_v2", **mla, **yarn()))
+    yield ("deepseek_v2-groups-deep", "latent", f"family = deepseek_v2 {DEEP} {latent.replace('num_experts = 4', 'num_experts = 8')} {scaled} n_group = 4 topk_group = 2 "
+           "topk_method = group_limited_greedy routed_scaling_factor = 1.5",
+           d("deepseek_v2", routed_scaling_factor=1.5, n_group=4, topk_group=2, topk_method="group_limited_greedy", **mla | dict(n_routed_experts=8), **yarn()))
     yield ("mistral4-deep", "latent", f"family = mistral4 {DEEP} {latent} {scaled} rope_beta = 0.4", d("mistral4", **mla, **yarn(llama_4_scaling_beta=0.4)))
     gentle = DEEP.replace("1e-6", "0.02")  # norms of results of scans near 0 would make rounding grow from step to step
     yield ("kimi_linear-deep", "kimi", f"family = kimi_linear {gentle} {latent} routed_scaling_factor = 1.5 linear_num_key_heads = 4 linear_num_value_heads = 4 linear_key_head_dim = 6 "

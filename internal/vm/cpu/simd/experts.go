@@ -13,6 +13,7 @@ type Router struct {
 	Renormalize       bool
 	Eps, Scale        float64 // Scale 0 means 1
 	Groups, TopGroups int     // Groups 0: one group
+	GroupsByMax       bool    // the score of a group is its highest key, not the sum of the two highest
 	First             int     // the first expert of ends
 	Correction        []float32
 }
@@ -133,7 +134,7 @@ func softmax(out []float64, n int, of func(int) float64) {
 	}
 }
 
-// dropGroups excludes the experts of all groups but those with the largest sums of two keys.
+// dropGroups excludes the experts of all groups but those with the highest scores.
 func (c *choice) dropGroups() {
 	size, sums := c.Experts/c.Groups, make([]float64, c.Groups)
 	for g := range sums {
@@ -145,7 +146,9 @@ func (c *choice) dropGroups() {
 				second = x
 			}
 		}
-		sums[g] = first + second
+		if sums[g] = first; !c.GroupsByMax {
+			sums[g] += second
+		}
 	}
 	for range c.TopGroups {
 		sums[largest(sums)] = math.NaN() // chosen

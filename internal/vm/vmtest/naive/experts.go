@@ -13,6 +13,7 @@ type Router struct {
 	Renormalize       bool
 	Eps, Scale        float64
 	Groups, TopGroups int
+	GroupsByMax       bool      // the score of a group is the highest of its experts, not the sum of the two highest
 	Correction        []float64 // by expert; nil: none
 
 	Closest *float64 // if not nil, lowered to the least difference by which an expert or a group was chosen
@@ -63,7 +64,7 @@ func (r Router) Choose(logits []float64) (experts []int) {
 	return experts
 }
 
-// groups returns the groups with the highest sums of their two highest scores.
+// groups returns the groups with the highest scores.
 func (r Router) groups(scores []float64) []int {
 	if r.Groups == 0 {
 		return nil
@@ -72,7 +73,9 @@ func (r Router) groups(scores []float64) []int {
 	for g := range sums {
 		own := slices.Clone(scores[g*size : (g+1)*size])
 		slices.Sort(own)
-		sums[g], order[g] = own[size-1]+own[size-2], g
+		if sums[g], order[g] = own[size-1], g; !r.GroupsByMax {
+			sums[g] += own[size-2]
+		}
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return compare(sums[b], sums[a]) })
 	r.chosenBy(sums, order, r.TopGroups)

@@ -49,6 +49,7 @@ type Config struct {
 	Correction    bool     `json:"e_score_correction_bias"`
 	ExpertGroups  int      `json:"n_group"`
 	TopGroups     int      `json:"topk_group"`
+	TopMethod     string   `json:"topk_method"` // group_limited_greedy, or empty
 	RouterZLoss   float64  `json:"router_z_loss_coef"`
 	RouterAuxLoss float64  `json:"router_aux_loss_coef"`
 	Closest       *float64 `json:"-"`        // that of the Router

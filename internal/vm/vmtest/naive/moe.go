@@ -35,6 +35,7 @@ func (cfg *Config) sparse(layer int) bool {
 func (cfg *Config) router() Router {
 	r := Router{
 		Experts: cfg.Experts, Top: cfg.TopExperts, Scores: cfg.Scoring, Renormalize: cfg.NormTop, Scale: cfg.RoutedScale, Groups: cfg.ExpertGroups, TopGroups: cfg.TopGroups, Closest: cfg.Closest,
+		GroupsByMax: cfg.TopMethod == "group_limited_greedy",
 	}
 	switch cfg.Scoring {
 	case "softmax_topk":

@@ -28,7 +28,8 @@ def _weights(logits: Tensor, chosen: Tensor, scores: int, renormalize: bool, eps
 @opcode
 def route(
     weights: Tensor, experts: Tensor, places: Tensor, ends: Tensor, logits: Tensor, correction: Tensor | None, *, top: int,
-    scores: int, renormalize: bool, eps: float, scale: float, groups: int, top_groups: int, first: int,
+    scores: int, renormalize: bool, eps: float, scale: float, groups: int, top_groups: int,
+    group_scores: int, first: int,
 ) -> None:
     wide = logits.float()
     ranked = _scores(wide, scores)
@@ -36,7 +37,7 @@ def route(
         ranked = ranked + correction
     if groups:
         grouped = ranked.view(len(ranked), groups, -1)
-        of_group = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(2)
+        of_group = grouped.topk(1 if group_scores == 1 else 2, dim=2).values.sum(2)
         best = of_group.sort(dim=1, descending=True, stable=True).indices[:, :top_groups]
         allowed = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
         ranked = torch.where(allowed[:, :, None], grouped, -torch.inf).view_as(ranked)
