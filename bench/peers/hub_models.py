@@ -44,6 +44,7 @@ MAMBA = dict({key: value for key, value in SMALL.items() if key != "num_hidden_l
              n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=7, moe_shared_expert_intermediate_size=9, layer_norm_epsilon=0.02)
 LATENT = dict(SMALL, num_key_value_heads=2, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=4, num_experts_per_tok=2,
               moe_intermediate_size=6, n_shared_experts=1, first_k_dense_replace=1)
+LIMITED = dict(LATENT, topk_method="group_limited_greedy")
 
 KIMI = dict({key: value for key, value in LATENT.items() if key not in ("n_routed_experts", "first_k_dense_replace")}, q_lora_rank=None, num_local_experts=4, num_hidden_layers=4,
             linear_num_heads=2, linear_head_dim=6, linear_conv_kernel_dim=3, rms_norm_eps=0.02)
@@ -206,6 +207,10 @@ MODELS = [
     ("kimi-linear-fused", hub.KimiLinearConfig, dict(KIMI, layer_types=[GATED, GATED, FULL, GATED], kv_lora_rank=5, first_k_dense_replace=2), "float32", None),
     ("kimi-k2", hub.DeepseekV3Config, dict(LATENT, num_hidden_layers=3, n_routed_experts=6, n_group=1, topk_group=1, num_mtp_layers=0, routed_scaling_factor=2.827, rope_parameters=dict(
         YARN, rope_theta=50000.0, factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)), "bfloat16", None),
+    ("deepseek-v2-groups", hub.DeepseekV2Config, dict(LIMITED, n_group=4, topk_group=2, n_routed_experts=12, num_experts_per_tok=3, routed_scaling_factor=16.0, n_shared_experts=2,
+                                                     rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707)), "bfloat16", None),
+    ("deepseek-v2-single", hub.DeepseekV2Config, dict(LIMITED, q_lora_rank=None, hidden_size=12, num_attention_heads=4, num_key_value_heads=4, vocab_size=41, n_routed_experts=5,
+                                                     n_group=5, topk_group=3, first_k_dense_replace=0, tie_word_embeddings=True), "float32", None),
 ]
 
 

@@ -98,6 +98,9 @@ const (
 	linearAttention  = "linear_attention"
 )
 
+// greedy is the value of topk_method without groups of experts.
+const greedy = "greedy"
+
 // decoder reads the keys that all architectures except GPT-2 share. transformers rounds hidden_size /
 // num_attention_heads towards 0.
 func (m *Model) decoder(c *config) {
@@ -696,8 +699,7 @@ func (m *Model) glmMoE(c *config) {
 	m.sparse(c, "n_routed_experts", "moe_intermediate_size")
 	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
 	m.setNumber("routed_scaling_factor", c.positive("routed_scaling_factor"), "routed_scaling_factor")
-	m.setCount("n_group", c.count("n_group"), "n_group")
-	m.setCount("topk_group", c.count("topk_group"), "topk_group")
+	m.groups(c)
 	dense := get[int64](c, "first_k_dense_replace", "a whole number")
 	if layers := layersOf(c); dense >= layers {
 		c.failf("num_hidden_layers", "= %d is not supported with first_k_dense_replace = %d: no layer has experts", layers, dense)
@@ -774,11 +776,16 @@ func (m *Model) attentionScale(c *config) {
 	m.setNumber("attn_scale", grown*grown/math.Sqrt(width), p.prefix+all)
 }
 
-// groupedExperts reads the groups of experts.
-func (m *Model) groupedExperts(c *config) {
-	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
+// groups reads the groups of experts.
+func (m *Model) groups(c *config) {
 	m.setCount("n_group", c.count("n_group"), "n_group")
 	m.setCount("topk_group", c.count("topk_group"), "topk_group")
+}
+
+// groupedExperts reads the groups of experts, and whether scores are divided by their sum.
+func (m *Model) groupedExperts(c *config) {
+	m.set("norm_topk_prob", fmt.Sprint(c.truth("norm_topk_prob")), "norm_topk_prob")
+	m.groups(c)
 }
 
 // deepseek2 reads the config of DeepSeek-V2. Its class never divides the scores of a token's experts by their sum.
@@ -787,7 +794,13 @@ func (m *Model) deepseek2(c *config) {
 	m.set("norm_topk_prob", "false", "model_type")
 	c.skip("n_group", "topk_group", "norm_topk_prob")
 	if c.has("topk_method") {
-		c.among("topk_method", c.word("topk_method"), []string{"greedy"})
+		c.among("topk_method", c.word("topk_method"), []string{greedy, lang.GroupLimited})
+		if c.word("topk_method") == lang.GroupLimited {
+			m.groups(c)
+		}
+		if n := m.value("n_group"); n != "" && n != "1" { // with one group, this is greedy
+			m.set("topk_method", lang.GroupLimited, "topk_method")
+		}
 	}
 	if c.truth("mlp_bias") {
 		c.failf("mlp_bias", "= true is not supported")

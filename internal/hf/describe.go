@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -113,7 +114,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 		"linear_key_head_dim": max(1, m.LinearKeyDim), "linear_value_head_dim": max(1, m.LinearValueDim), "linear_conv_kernel_dim": max(1, m.LinearConv),
 		"shared_expert_intermediate_size": m.SharedFFN,
 		"kv_lora_rank":                    max(1, m.KVLatent), "q_lora_rank": countOrNull(m.QLatent), "qk_nope_head_dim": max(1, m.NopeDim), "qk_rope_head_dim": max(1, m.RopeDim),
-		"v_head_dim": max(1, m.ValueHeadDim), "rope_interleave": true, "topk_method": "greedy",
+		"v_head_dim": max(1, m.ValueHeadDim), "rope_interleave": true, "topk_method": cmp.Or(m.TopMethod, greedy),
 		"moe_intermediate_size": m.ExpertFFN, "norm_topk_prob": m.NormTop, "routed_scaling_factor": m.RoutedScale,
 		"n_group": max(1, m.ExpertGroups), "topk_group": max(1, m.TopGroups), "use_qk_norm": m.QKNorm == lang.QKNormHead, "num_mtp_layers": 0,
 		"n_groups": max(1, m.LinearKeyHeads), "mamba_num_heads": max(1, m.LinearValueHeads), "ssm_state_size": max(1, m.LinearKeyDim), "mamba_head_dim": max(1, m.LinearValueDim),

@@ -58,6 +58,8 @@ func TestDescribedIsTheSame(t *testing.T) {
 // error names it.
 func TestDescribe(t *testing.T) {
 	const sizes = " layers = 3 hidden = 32 heads = 4 vocab = 64 dtype = f32 "
+	const grouped = " q_lora_rank = 8 kv_lora_rank = 8 qk_nope_head_dim = 4 qk_rope_head_dim = 4 v_head_dim = 4 num_experts = 8 num_experts_per_tok = 2 moe_intermediate_size = 8 " +
+		"shared_expert_intermediate_size = 8 n_group = 4 topk_group = 2 "
 	for keys, want := range map[string]string{
 		"family = llama3_1":                         `"model_type": "llama"`,
 		"family = llama qk_norm = head":             `"model_type": "qwen3"`,
@@ -75,6 +77,10 @@ func TestDescribe(t *testing.T) {
 		"family = gemma3 window = [8, 4, 0]":        "windows",
 		"family = llama ffn = [64, 0]":              "it has ffns = [] where this model has ffns = [64 0]",
 		"family = llama layer_types = [full, none]": "mixers = [attention none]",
+
+		"family = deepseek_v2" + grouped + "topk_method = group_limited_greedy":                                 `"topk_method": "group_limited_greedy"`,
+		"family = deepseek_v2" + grouped + "topk_method = noaux_tc":                                             "it has n_group = 0, topk_group = 0 where",
+		"family = deepseek_v3 e_score_correction_bias = false" + grouped + "topk_method = group_limited_greedy": "where this model has e_score_correction_bias = false, topk_method = group_limited_greedy",
 	} {
 		text := strings.Replace(sizes, "layers = 3", map[bool]string{true: "", false: "layers = 3"}[strings.Contains(keys, "layers")], 1)
 		l, err := lang.ParseModel(keys + text)
