@@ -48,7 +48,7 @@ func TestFootprint(t *testing.T) {
 			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.mux=on schedule.offload=0.5",
 			"model.ffn=[16384,0,8192] model.layer_types=[full,full,none] schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB",
 			latents, latents+" schedule.recompute=full", latents+" schedule.keep=[] schedule.offload=full", latents+" schedule.sp_mode=ring schedule.recompute=keep_attention",
-			latents+" schedule.pp=1 schedule.order=layer schedule.recompute=full_kv", latents+" schedule.sp_mode=ulysses schedule.zero=3 schedule.partition=length")},
+			latents+" schedule.pp=1 schedule.order=layer schedule.recompute=full_kv", latents+" schedule.sp_mode=ulysses schedule.zero=3 schedule.partition=length", latents+" schedule.sp_mode=ulysses schedule.zero=3 train.batch=2 schedule.strategy=zb-h1")},
 		{"../../examples/paper/gpt-13b-512k.sppo", []string{"model.layers=16"}, settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",
 			"schedule.sp_mode=ulysses schedule.zero=2 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
 			"schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",

@@ -108,12 +108,12 @@ func (s *lowering) gatherWeights(layer int, reads plan.ParamSet) {
 	}
 }
 
-// reduceGradients passes the divided gradients of a layer to collectives.
+// reduceGradients passes the divided gradients of a layer to collectives. The first half of a backward may have passed some.
 func (s *lowering) reduceGradients(layer int) {
 	s.settle()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
-	divided := slices.DeleteFunc(slices.Clone(s.weights.layer[layer]), func(p *param) bool { return p.zero < plan.ZeroGradients || p.Frozen })
+	divided := slices.DeleteFunc(slices.Clone(s.weights.layer[layer]), func(p *param) bool { return p.zero < plan.ZeroGradients || !p.gradReady })
 	sums, between := s.sumAll(divided)
 	for i, p := range divided {
 		o := owed{p, layer, []uint32{p.grad, between[i]}, sums[i], p.sum.Present()}

@@ -116,6 +116,10 @@ var outside = []Case{
 	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 2, Layers: 3, Sequence: 96, Vocab: tinyVocab,
 		Tuning: "adapter = lora(rank = 3, targets = all-linear, dropout = 0.2)",
 		PP:     1, SP: 4, SPMode: "megatron-ring", DP: 2, Zero: "3", N: 2, Microbatch: 1, Partition: "flops", Offload: "none"},
+	{Family: "llama", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 8, Layers: 4, Sequence: 48, Vocab: tinyVocab, Traits: models["deepseek"], // the first halves of backwards have divided gradients
+		PP: 2, SP: 2, SPMode: "ulysses", DP: 2, Zero: "3", N: 3, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "none", LatentCache: "on"},
+	{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", GradReduce: "bf16", Batch: 8, Layers: 4, Sequence: 96, Vocab: tinyVocab, Traits: models["latent"],
+		PP: 2, SP: 1, DP: 2, Zero: "2", N: 3, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "full", Recompute: "full", LatentCache: "on"},
 	{Family: "llama", KVHeads: 4, Positions: "none", DType: "bf16", Batch: 8, Layers: 9, Sequence: 24, Vocab: tinyVocab,
 		PP: 2, SP: 1, DP: 1, N: 2, Microbatch: 1, VirtualStages: 4, Strategy: "zb-h1", Partition: "flops", Offload: "carry"},
 	{Family: "gpt", KVHeads: 4, Positions: "none", DType: "bf16", Batch: 1, Layers: 1, Sequence: 16, Vocab: 270001, Tied: true, Steps: 2,

@@ -99,14 +99,14 @@ func (w *writer) lend(place, k, slot int) {
 
 // reduce lists that a visit passes its gradients to collectives, if it completes them.
 func (w *writer) reduce(i, at int) {
-	t := w.tasks[i]
-	if t.Kind == Forward || w.links[i].split {
+	t, split := w.tasks[i], w.links[i].split
+	if t.Kind == Forward || split && !w.Early {
 		return
 	}
 	if w.Reduces != nil && w.Reduces(t) {
 		w.add(w.visit(Reduce, i, at))
 	}
-	if w.Replicated && w.completes(i) {
+	if w.Replicated && !split && w.completes(i) {
 		w.add(w.visit(Sum, i, at))
 	}
 }

@@ -62,6 +62,7 @@ type Pipeline struct {
 	Gathers    bool            // weights of layers are divided among ranks, and gathered for each visit
 	Once       bool            // weights are gathered once for all visits
 	Reduces    func(Task) bool // whether a task's visits end by reducing gradients that ranks divide; nil: none are divided
+	Early      bool            // the first half of a backward has such gradients, too
 	Replicated bool            // other ranks hold the same layers, so that gradients are summed as early as possible
 	undone     []int           // [virtual stage]: how many layers, at the end of the stage, its backwards visit
 	frozen     int             // how many virtual stages at the start have no backward

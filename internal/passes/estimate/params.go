@@ -89,9 +89,10 @@ func (s *Simulation) gather(st *simStage, a schedule.Action) {
 	st.gathered[[2]int32{s.Nodes[n].Stage, a.Layer}] = st.issue(of.visit.Weights + of.once)
 }
 
-// reduce reduces the gradients of a visit, once those of the previous visit have been added up.
+// reduce reduces the gradients of a visit, once those of the previous visit have been added up. The few of the first half of a backward are
+// counted with those of the second.
 func (s *Simulation) reduce(st *simStage, n int32, a schedule.Action) {
-	if s.params.ownStream {
+	if s.params.ownStream && !s.Nodes[n].Split {
 		st.now = max(st.now, st.owed)
 		st.owed = st.issue(s.params.kinds[s.kindAt(n, a)].visit.Gradients)
 	}

@@ -86,7 +86,7 @@ func (r *tracker) widened(param *graph.Param, e *ending) int64 {
 	switch {
 	case e.zero == 0:
 		return param.Local[0]
-	case e.zero >= plan.ZeroGradients && slices.Max(r.gradients.reduced) > 1: // sums of several visits are in f32
+	case e.zero >= plan.ZeroGradients && slices.ContainsFunc(r.gradients.reduced, func(s reduced) bool { return s.twice != 0 }): // sums of several visits are in f32
 		return 0
 	}
 	return e.cut.Rows

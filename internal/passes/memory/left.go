@@ -50,7 +50,7 @@ func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Byt
 func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	var visited, largest ir.Bytes
 	for kind := range g.Kinds() {
-		n := visitBytesOf(p, g, g.Plain(kind))
+		n := visitBytesOf(p, g, g.Plain(kind), everything)
 		visited, largest = max(visited, n.gradients+n.halfSums+n.sums), max(largest, largestGradient(p, g.Plain(kind)))
 	}
 	terms[TermGradients] += visited // sharing keeps one more layer in progress at a time

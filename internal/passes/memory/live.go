@@ -39,8 +39,10 @@ func keyOf(p *plan.Plan, b *graph.Block, pass Direction, z graph.Size, begins, p
 	return key
 }
 
-// params is a set of a block's parameters.
+// params is a set of a block's parameters; everything has all of them.
 type params uint64
+
+const everything = ^params(0)
 
 func (s params) has(param int) bool { return s&(1<<param) != 0 }
 

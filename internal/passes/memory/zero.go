@@ -12,25 +12,26 @@ import (
 // gradients holds the gradients of weights that exist, and what visits need if weights or gradients are divided (ZeRO).
 type gradients struct {
 	*gauge
-	whole   []params // of each layer, of the embedding and of the head: parameters whose whole gradients exist
-	adds    addedTo  // parameters that the last backward added to
-	reduced []int    // how often the gradients of each layer have been reduced into slices
-	owed    ir.Bytes // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
-	widens  ir.Bytes // f32 sums that will replace rounded ones when the previous visit's results are added
+	whole   []params  // of each layer, of the embedding and of the head: parameters whose whole gradients exist
+	adds    addedTo   // parameters that the last backward added to
+	reduced []reduced // by layer
+	owed    ir.Bytes  // gradients that the previous visit passed to collectives that may still be running, and the results of those collectives
+	widens  ir.Bytes  // f32 sums that will replace rounded ones when the previous visit's results are added
 
-	visits  []visitBytes // by kind of layers, and of the head
-	lent    []lentHalves // by gathers in progress
-	entered [2]int32     // stage and layer of the current visit
-	passing params       // parameters that are whole only until their last use in this visit, so that they are counted with the running block
+	visits  []visitBytes            // by kind of layers, and of the head
+	parts   map[partKey]*visitBytes // of visits that reduce some gradients
+	lent    []lentHalves            // by gathers in progress
+	entered [2]int32                // stage and layer of the current visit
+	passing params                  // parameters that are whole only until their last use in this visit, so that they are counted with the running block
 }
 
 func newGradients(g *gauge) gradients {
 	n := g.plan.LayersOf(g.rank)
-	list := gradients{gauge: g, whole: make([]params, n+2), reduced: make([]int, n)}
+	list := gradients{gauge: g, whole: make([]params, n+2), reduced: make([]reduced, n), parts: map[partKey]*visitBytes{}}
 	for kind := range g.graph.Kinds() {
-		list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.LayerOf(kind)))
+		list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.LayerOf(kind), everything))
 	}
-	list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.Head))
+	list.visits = append(list.visits, visitBytesOf(g.plan, g.graph, g.graph.Head, everything))
 	return list
 }
 
@@ -102,21 +103,44 @@ func (g *gradients) free(v *visitBytes) {
 // reduce passes the gradients of a layer to collectives; those of the previous visit are then complete. Gradients to
 // which later visits add stay whole.
 func (g *gradients) reduce(t plan.Task, own int, v *visitBytes) {
-	g.whole[own] &^= v.divided
+	of, before := g.whole[own]&v.divided, &g.reduced[own]
+	first, second := of&^before.once, of&before.once&^before.twice
+	before.twice |= of & before.once
+	before.once |= of
+	g.whole[own] &^= of
 	g.settle(t)
-	g.note(t, v.rounding)
-	g.now[TermGradients] -= v.gradients
-	g.owed = v.passed + v.halfSums
-	switch g.reduced[own]++; g.reduced[own] {
-	case 1:
-		g.now[TermGradients] += v.sums
-	case 2: // added to the sums of earlier visits, in f32 from now on
-		g.widens = v.wide - v.sums
-		fallthrough
-	default:
-		g.owed += v.sums
-	}
+	all, added, widened := g.part(v, of), g.part(v, of&^first), g.part(v, second)
+	g.note(t, all.rounding)
+	g.now[TermGradients] += g.part(v, first).sums - all.gradients
+	g.widens = widened.wide - widened.sums // added to the sums of earlier visits, in f32 from now on
+	g.owed = all.passed + all.halfSums + added.sums
 	g.now[TermGradients] += g.owed
+}
+
+// reduced holds the parameters of a layer whose gradients have been reduced into slices, and those for which it has been done more than
+// once.
+type reduced struct{ once, twice params }
+
+// partKey identifies some gradients of a visit.
+type partKey struct {
+	visit *visitBytes
+	of    params
+}
+
+// part returns the bytes of a visit for some of the gradients that are divided.
+func (g *gradients) part(v *visitBytes, of params) *visitBytes {
+	switch of {
+	case v.divided:
+		return v
+	case 0:
+		return &visitBytes{}
+	}
+	key := partKey{v, of}
+	if g.parts[key] == nil {
+		some := visitBytesOf(g.plan, g.graph, v.block, of)
+		g.parts[key] = &some
+	}
+	return g.parts[key]
 }
 
 // settle adds reduced gradients to those of earlier visits.
@@ -139,6 +163,7 @@ func (g *gradients) visitOf(a schedule.Action) *visitBytes {
 
 // visitBytes holds the bytes that a visit to a layer needs temporarily, in addition to the slices.
 type visitBytes struct {
+	block              *graph.Block
 	gathered, divided  params   // parameters of a layer whose weights, and whose gradients, are divided
 	weights, gradients ir.Bytes // bytes when whole
 	passed             ir.Bytes // the gradients in the type in which they are summed
@@ -160,9 +185,13 @@ func halvesBeside(zero int, cut plan.Slicing, param *graph.Param, d ir.DType) ir
 	return half
 }
 
-func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitBytes) {
+func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block, of params) (n visitBytes) {
+	n.block = layer
 	more := ir.Bytes(0) // bytes that rounding has added, less those that it has freed
 	for i := range layer.Params {
+		if !of.has(i) {
+			continue
+		}
 		param := &layer.Params[i]
 		zero, cut := p.ZeroOf(layer, param), p.Slicing(param)
 		elements, d := ir.Bytes(cut.Whole()*param.Local[1]), p.ReducedType(param)

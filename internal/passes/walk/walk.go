@@ -128,7 +128,7 @@ func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipelin
 	of.Gathers = p.Parallel.Zero >= plan.ZeroWeights || p.Parallel.Zero > 0 && of.Replicated
 	of.Once = p.Parallel.Zero < plan.ZeroWeights
 	if p.Parallel.Zero >= plan.ZeroGradients {
-		of.Reduces = p.Completes
+		of.Reduces, of.Early = p.Completes, p.Stream.Latents // those of weights that expand latents in a loop
 	}
 	return of
 }
