@@ -113,7 +113,7 @@ func ExampleNewPlan() {
 	}
 	fmt.Println(again.Step == plan.Step)
 	// Output:
-	// fits: true, 28160 tokens/s, estimated
+	// fits: true, 26802 tokens/s, estimated
 	// policy = full: everything is offloaded, including the last subsequence
 	// ahead = 1 of 2 layers: a reload is issued this many layers in advance; more would hold its bytes longer, fewer would lengthen the step
 	// true

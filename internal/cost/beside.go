@@ -8,13 +8,32 @@ import (
 )
 
 // Share returns the share of their speed that kernels of a rank lose while it takes part in a collective on a link. Collectives
-// take processors and memory bandwidth in proportion to the bytes that they move, so one on a slower link takes less.
+// take processors and memory bandwidth in proportion to the bytes that they move, so one on a slower link takes less. Ranks that
+// share processors lose the processor on which they take part.
 func (c Model) Share(l Link) float64 {
+	if c.machine.Parallelism > 0 {
+		return c.ShareOfCopies()
+	}
 	if c.machine.Contention == 0 || c.machine.NVLinkBandwidth == 0 {
 		return 0
 	}
 	rate, _ := c.wire(l)
 	return min(1, c.machine.Contention*rate/c.machine.NVLinkBandwidth)
+}
+
+// ShareOfCopies returns the share of their speed that kernels of a rank lose while it copies to or from the host: none, unless ranks
+// share processors. With at most one processor, kernels wait; with more, they take their turn, or run on the others.
+func (c Model) ShareOfCopies() float64 {
+	switch processors := c.machine.Parallelism / float64(c.ranksPerNode); {
+	case processors == 0:
+		return 0
+	case processors <= 1:
+		return 1
+	case processors < 2:
+		return 2/processors - 1
+	default:
+		return 1 / processors
+	}
 }
 
 // Beside tracks the collectives that run beside a rank's other work, and what they take from each other. Kernels lose a share

@@ -61,3 +61,14 @@ func TestShare(t *testing.T) {
 		t.Errorf("%g without contention", got)
 	}
 }
+
+// Of one processor, a collective takes all; of two for a rank, half.
+func TestShareOfProcessors(t *testing.T) {
+	m := machine
+	for processors, want := range map[float64]float64{2: 1, 4: 1, 5: 0.6, 6: 1.0 / 3, 8: 0.5, 16: 0.25} {
+		m.Parallelism = processors
+		if got := New(m, 4).Share(Link{Ranks: 4, Nodes: 1}); math.Abs(got-want) > 1e-12 {
+			t.Errorf("4 ranks on %g processors: %g, want %g", processors, got, want)
+		}
+	}
+}

@@ -231,7 +231,7 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 
 // divided simulates a collective on a layer's divided weights or gradients. Without replicas, the next visit waits for it.
 func (w *sharedSlot) divided(st *simStage, n int32, a schedule.Action) {
-	visit := w.params.kinds[w.kindAt(n, a)].visit
+	of := &w.params.kinds[w.kindAt(n, a)]
 	switch {
 	case w.params.ownStream && a.Op == schedule.Gather:
 		w.gather(st, a)
@@ -239,9 +239,12 @@ func (w *sharedSlot) divided(st *simStage, n int32, a schedule.Action) {
 		w.reduce(st, n, a)
 	case a.Op == schedule.Gather:
 		w.gather(st, a)
-		st.whole = max(st.whole, st.now) + visit.Weights
+		if w.params.byVisit {
+			st.whole = max(st.whole, st.now) + of.weights.alone()
+		}
 	default:
-		st.whole = max(st.whole, st.now) + visit.Gradients
+		w.reduce(st, n, a)
+		st.whole = max(st.whole, st.now) + of.gradients.alone()
 	}
 }
 

@@ -48,37 +48,57 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 		}
 		t += u.kernels(b, param)
 		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients && !u.plan.SumsBeside(b, param) {
-			t += u.alone(func(s *series) { u.complete(s, param) })
+			s := u.series(func(s *series) { u.complete(s, param) })
+			t += s.alone()
 		}
 		t += u.returned(b, param)
 	}
 	return t
 }
 
-// series is the time of collectives that follow each other. Those of the same ranks form groups (vm.Groups).
+// series is the time of collectives that follow each other, and of the kernels before them. Collectives of the same ranks form
+// groups (vm.Groups).
 type series struct {
-	Updater
-	t     ir.Seconds
-	group int64 // 1 + the group of the last collective; 0: none
+	cost    cost.Model
+	kernels ir.Seconds
+	parts   []part
+	group   int64 // 1 + the group of the last collective; 0: none
+}
+
+// part is the time of collectives on a link.
+type part struct {
+	link cost.Link
+	d    ir.Seconds
 }
 
 func (s *series) add(op ir.Op, n ir.Bytes, l cost.Link, group int64) {
 	w := ir.CollectiveWork(op, n)
 	w.Grouped = s.group == group+1
-	s.t += s.cost.Time(w, l)
 	s.group = group + 1
+	if last := len(s.parts) - 1; last < 0 || s.parts[last].link != l {
+		s.parts = append(s.parts, part{link: l})
+	}
+	s.parts[len(s.parts)-1].d += s.cost.Time(w, l)
 }
 
-// alone returns the time of a series.
-func (u Updater) alone(list func(*series)) ir.Seconds {
-	s := series{Updater: u}
+// alone returns the time of a series if nothing runs beside it.
+func (s *series) alone() ir.Seconds {
+	t := s.kernels
+	for _, p := range s.parts {
+		t += p.d
+	}
+	return t
+}
+
+func (u Updater) series(list func(*series)) series {
+	s := series{cost: u.cost}
 	list(&s)
-	return s.t
+	return s
 }
 
-// Summed returns the time to sum those gradients of a block that are summed during the backward pass.
-func (u Updater) Summed(b *graph.Block) ir.Seconds {
-	return u.alone(func(s *series) {
+// summed sums those gradients of a block that are summed during the backward pass.
+func (u Updater) summed(b *graph.Block) series {
+	return u.series(func(s *series) {
 		beside := u.those(b, func(param *graph.Param) bool { return u.plan.SumsBeside(b, param) })
 		u.complete(s, beside...)
 		u.gather(s, u.plan.ReducedType, slices.DeleteFunc(beside, func(param *graph.Param) bool { return u.plan.ZeroOf(b, param) > 0 })...)
@@ -102,10 +122,10 @@ func (u Updater) complete(t *series, params ...*graph.Param) {
 		s, d := u.plan.Slicing(param), u.plan.ReducedType(param)
 		bytes[i] = ir.Bytes(s.Whole()*param.Local[1]) * d.Bytes()
 		if padding := ir.Bytes((s.Whole()-param.Local[0])*param.Local[1]) * ir.F32.Bytes(); padding > 0 {
-			t.t += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
+			t.kernels += u.cost.Time(ir.Work{Kind: ir.WorkMemory, Bytes: padding}, cost.Link{})
 		}
 		if d != ir.F32 {
-			t.t += u.cast(s.Whole()*param.Local[1], d)
+			t.kernels += u.cast(s.Whole()*param.Local[1], d)
 		}
 	}
 	for i, param := range params {
@@ -161,7 +181,8 @@ func (u Updater) weightType(param *graph.Param) ir.DType { return param.DType(u.
 
 // gathered returns the time to gather a parameter alone.
 func (u Updater) gathered(param *graph.Param, d ir.DType) ir.Seconds {
-	return u.alone(func(s *series) { u.gather(s, func(*graph.Param) ir.DType { return d }, param) })
+	s := u.series(func(s *series) { u.gather(s, func(*graph.Param) ir.DType { return d }, param) })
+	return s.alone()
 }
 
 // returned returns the time to send slices of gradients, or of new weights, back to all ranks at the end
@@ -176,20 +197,23 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.gathered(param, u.weightType(param))
 }
 
-// ownStream reports whether collectives on weights and gradients have a stream of their own, which slows nothing else down: not
-// if ranks share processors, which these collectives need.
-func (u Updater) ownStream() bool {
-	return u.plan.Parallel.DP > 1 && u.plan.Cluster.Parallelism == 0 && u.plan.ReplicasOverlap()
-}
+// ownStream reports whether collectives on weights and gradients have a stream of their own.
+func (u Updater) ownStream() bool { return u.plan.Parallel.DP > 1 && u.plan.ReplicasOverlap() }
 
-// Once returns the time to gather those weights of a block that stay whole for a step.
-func (u Updater) Once(b *graph.Block) ir.Seconds {
-	return u.alone(func(s *series) {
-		u.gather(s, u.weightType, u.those(b, func(param *graph.Param) bool {
-			return u.plan.KeepsSlice(b, param) && (u.plan.ZeroOf(b, param) < plan.ZeroWeights || u.ownStream() && !u.many())
-		})...)
+// weights gathers the weights of a layer of which ranks keep slices.
+func (u Updater) weights(layer *graph.Block) series {
+	return u.series(func(s *series) {
+		u.gather(s, u.weightType, u.those(layer, func(param *graph.Param) bool { return u.plan.KeepsSlice(layer, param) })...)
 	})
 }
+
+// gradients reduces the gradients of a layer that ranks divide.
+func (u Updater) gradients(layer *graph.Block) series {
+	return u.series(func(s *series) { u.complete(s, u.divided(layer)...) })
+}
+
+// byVisit reports whether weights are gathered for each visit to a layer, rather than once. Two layers are always kept whole.
+func (u Updater) byVisit() bool { return u.plan.Parallel.Zero >= plan.ZeroWeights && u.many() }
 
 // many reports whether a rank has more layers than can be whole at a time.
 func (u Updater) many() bool {
@@ -201,37 +225,49 @@ func (u Updater) many() bool {
 	return false
 }
 
-// Beside returns the times of Visit of those collectives that take turns with the collectives of the layer: all, unless they
-// have a stream of their own.
+// Beside returns the times of the collectives that take turns with the collectives of a layer: those that gather the weights
+// of the next layer and, in a backward pass that completes gradients, those that reduce the gradients of the
+// previous layer, as if these layers were of the same kind. There are none if they have a stream of their own.
 func (u Updater) Beside(kind int) (weights, gradients ir.Seconds) {
 	if u.ownStream() {
 		return 0, 0
 	}
-	return u.Visit(kind)
+	layer := u.graph.Plain(kind)
+	if u.byVisit() {
+		s := u.weights(layer)
+		weights = s.alone()
+	}
+	s := u.gradients(layer)
+	return weights, s.alone()
 }
 
-// Visit returns the times of the collectives that run during a layer of a kind: those that gather the weights
-// of the next layer and, in a backward pass that completes gradients, those that reduce the gradients of the
-// previous layer, as if these layers were of the same kind. Two layers are always kept whole, so nothing is gathered if no rank has more than two.
-func (u Updater) Visit(kind int) (weights, gradients ir.Seconds) {
-	layer, many := u.graph.Plain(kind), u.many()
-	weights = u.alone(func(s *series) {
-		u.gather(s, u.weightType, u.those(layer, func(param *graph.Param) bool { return many && u.plan.ZeroOf(layer, param) >= plan.ZeroWeights })...)
+// divided returns the parameters of a layer whose gradients ranks divide.
+func (u Updater) divided(layer *graph.Block) []*graph.Param {
+	return u.those(layer, func(param *graph.Param) bool {
+		return !param.Frozen && u.plan.ZeroOf(layer, param) >= plan.ZeroGradients
 	})
-	gradients = u.alone(func(s *series) {
-		u.complete(s, u.those(layer, func(param *graph.Param) bool {
-			return !param.Frozen && u.plan.ZeroOf(layer, param) >= plan.ZeroGradients
-		})...)
-	})
-	return weights, gradients
+}
+
+// added returns the time to add those gradients of a layer that a visit has reduced to those of earlier visits.
+func (u Updater) added(layer *graph.Block) (t ir.Seconds) {
+	for _, param := range u.divided(layer) {
+		sum := u.slice(param, ir.F32)
+		add := ir.Instr{Op: ir.Add, Args: []ir.View{sum, sum, u.slice(param, u.plan.ReducedType(param))}}
+		t += u.cost.Time(add.Work(), cost.Link{})
+	}
+	return t
+}
+
+// slice returns a view of a rank's slice of a gradient.
+func (u Updater) slice(param *graph.Param, d ir.DType) ir.View {
+	return ir.View{Shape: [ir.MaxDims]int64{u.plan.Slicing(param).Rows, param.Local[1]}, DType: d}
 }
 
 // kernels returns the time to compute the sum of squares of a rank's slice of a gradient, and to update the
 // part of the parameter whose optimizer state the rank holds.
 func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	d := u.plan.ReducedType(param)
-	slice := ir.View{Shape: [ir.MaxDims]int64{u.plan.Slicing(param).Rows, param.Local[1]}, DType: d}
-	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
+	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, u.slice(param, d)}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
 	t := u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
 	if d != ir.F32 && u.plan.ZeroOf(b, param) < plan.ZeroGradients {
 		t += u.cast(u.plan.StateRows(b, param)*param.Local[1], d)

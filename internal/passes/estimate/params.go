@@ -14,25 +14,25 @@ import (
 type paramCosts struct {
 	kinds     []paramTimes // by kind of layers, and of the head
 	ownStream bool         // whether they have their own stream
-	link      cost.Link    // among replicas
-	share     float64      // of their speed that kernels lose beside them
+	byVisit   bool         // whether weights are gathered for each visit
+	cost      cost.Model
 }
 
 // paramTimes holds the durations for a layer of one kind, or for the head.
 type paramTimes struct {
-	visit VisitTime  // to gather and to reduce what ZeRO divides, for a visit
-	once  ir.Seconds // to gather weights for all visits
-	sum   ir.Seconds // to sum whole gradients
+	weights   series     // to gather weights
+	gradients series     // to reduce the gradients of a visit
+	sum       series     // to sum whole gradients
+	add       ir.Seconds // to add reduced gradients to those of earlier visits
 }
 
 func (u Updater) params() paramCosts {
-	c := paramCosts{ownStream: u.ownStream(), link: u.replicas, share: u.cost.Share(u.replicas)}
+	c := paramCosts{ownStream: u.ownStream(), byVisit: u.byVisit(), cost: u.cost}
 	for kind := range u.graph.Kinds() {
-		of := paramTimes{once: u.Once(u.graph.Plain(kind)), sum: u.Summed(u.graph.Plain(kind))}
-		of.visit.Weights, of.visit.Gradients = u.Visit(kind)
-		c.kinds = append(c.kinds, of)
+		b := u.graph.Plain(kind)
+		c.kinds = append(c.kinds, paramTimes{u.weights(b), u.gradients(b), u.summed(b), u.added(b)})
 	}
-	c.kinds = append(c.kinds, paramTimes{sum: u.Summed(u.graph.Head)})
+	c.kinds = append(c.kinds, paramTimes{sum: u.summed(u.graph.Head)})
 	return c
 }
 
@@ -49,17 +49,21 @@ func (s *Simulation) kindAt(n int32, a schedule.Action) int {
 type simParams struct {
 	through  ir.Seconds              // when the last one issued ends
 	owed     ir.Seconds              // when the last Reduce ends
+	owes     ir.Seconds              // how long it takes to add the results of the last Reduce to earlier ones
+	reduced  map[[2]int32]bool       // [stage, layer]: whether a Reduce has been
 	gathered map[[2]int32]ir.Seconds // [stage, layer]: when its weights are whole
 	beside   cost.Beside
 }
 
-// issue adds a collective to the stream and returns when it ends.
-func (st *simStage) issue(d ir.Seconds) ir.Seconds {
-	if d > 0 {
-		of := &st.job.params
-		c := cost.Collective{Stream: ir.Params, Link: of.link, Share: of.share, Begin: max(st.through, st.now), D: d}
-		st.through = c.Begin + d
-		st.beside.Add(&c, d, st.now, func(ir.Stream, ir.Seconds) {})
+// issue adds collectives to the stream, after the kernels before them, and returns when they end.
+func (st *simStage) issue(s *series) ir.Seconds {
+	st.run(s.kernels)
+	for _, p := range s.parts {
+		if p.d > 0 {
+			c := cost.Collective{Stream: ir.Params, Link: p.link, Share: st.job.params.cost.Share(p.link), Begin: max(st.through, st.now), D: p.d}
+			st.through = c.Begin + p.d
+			st.beside.Add(&c, p.d, st.now, func(ir.Stream, ir.Seconds) {})
+		}
 	}
 	return st.through
 }
@@ -76,34 +80,50 @@ func (s *Simulation) actOnParams(st *simStage, n int32, a schedule.Action) {
 	}
 }
 
+// gather gathers the weights of a layer. Without a stream of their own, they are part of the visit before, or the rank waits.
 func (s *Simulation) gather(st *simStage, a schedule.Action) {
 	n := st.first + a.Task
-	of := &s.params.kinds[s.kindAt(n, a)]
-	if !s.params.ownStream {
-		st.run(of.once)
-		return
+	weights := &s.params.kinds[s.kindAt(n, a)].weights
+	switch {
+	case s.params.ownStream:
+		if st.gathered == nil {
+			st.gathered = map[[2]int32]ir.Seconds{}
+		}
+		st.gathered[[2]int32{s.Nodes[n].Stage, a.Layer}] = st.issue(weights)
+	case !s.params.byVisit:
+		st.run(weights.alone())
 	}
-	if st.gathered == nil {
-		st.gathered = map[[2]int32]ir.Seconds{}
-	}
-	st.gathered[[2]int32{s.Nodes[n].Stage, a.Layer}] = st.issue(of.visit.Weights + of.once)
 }
 
 // reduce reduces the gradients of a visit, once those of the previous visit have been added up. The few of the first half of a backward are
 // counted with those of the second.
 func (s *Simulation) reduce(st *simStage, n int32, a schedule.Action) {
-	if s.params.ownStream && !s.Nodes[n].Split {
+	of, layer := &s.params.kinds[s.kindAt(n, a)], [2]int32{s.Nodes[n].Stage, a.Layer}
+	if s.Nodes[n].Split {
+		return
+	}
+	if st.owes > 0 {
 		st.now = max(st.now, st.owed)
-		st.owed = st.issue(s.params.kinds[s.kindAt(n, a)].visit.Gradients)
+		st.run(st.owes)
+	}
+	if st.reduced == nil {
+		st.reduced = map[[2]int32]bool{}
+	}
+	if st.owes = 0; st.reduced[layer] {
+		st.owes = of.add
+	}
+	st.reduced[layer] = true
+	if s.params.ownStream {
+		st.owed = st.issue(&of.gradients)
 	}
 }
 
 // sum sums whole gradients of a layer, or of the head.
 func (s *Simulation) sum(st *simStage, n int32, a schedule.Action) {
-	d := s.params.kinds[s.kindAt(n, a)].sum
+	sum := &s.params.kinds[s.kindAt(n, a)].sum
 	if !s.params.ownStream {
-		st.run(d)
+		st.run(sum.alone())
 		return
 	}
-	st.issue(d)
+	st.issue(sum)
 }

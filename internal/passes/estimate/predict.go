@@ -64,6 +64,7 @@ type Costs struct {
 	message               []ir.Seconds       // [i], to a neighbour
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
 	link                  cost.HostLink      // link of one device, before any copy
+	shareOfCopies         float64            // of their speed that kernels lose beside copies
 	hiddenOut, hiddenBack []ir.Seconds       // [i], copies of hidden states to the host and back
 	lend                  lendCosts          // of tasks shared at the start
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
@@ -135,7 +136,7 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	u := NewUpdater(p, g, m)
 	between := WidestLink(p, m, Neighbours)
 	stages := p.Parallel.PP
-	t := &Costs{graph: g, link: m.HostLink(), recompute: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
+	t := &Costs{graph: g, link: m.HostLink(), shareOfCopies: m.ShareOfCopies(), recompute: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
 	t.kinds, t.params = make([]layerCosts, g.Kinds()), u.params()
 	t.findKinds(p)
 	for i, z := range shapes.Sizes {

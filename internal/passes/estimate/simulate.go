@@ -41,6 +41,7 @@ type simStage struct {
 	done     int   // number of tasks done
 	now      ir.Seconds
 	busy     ir.Seconds
+	alone    ir.Seconds // busy time if nothing ran beside kernels
 	exposed  ir.Seconds
 	late     []ir.Seconds // [i]: part of the exposed time: waits for copies of subsequence i
 	link     cost.HostLink
@@ -99,10 +100,10 @@ func (s *Simulation) Run() *Simulation {
 	s.work.Spend(s.Layers + s.loads)
 	for _, n := range s.Order {
 		s.visitTask(n)
-		s.rest[n] = -s.stages[s.Nodes[n].Rank].busy
+		s.rest[n] = -s.stages[s.Nodes[n].Rank].alone
 	}
 	for n := range s.rest {
-		s.rest[n] += s.stages[s.Nodes[n].Rank].busy
+		s.rest[n] += s.stages[s.Nodes[n].Rank].alone
 	}
 	return s
 }
@@ -222,7 +223,24 @@ func (s *Simulation) deliver(t *walk.Node) {
 	}
 }
 
+// copies requests copies that can begin at time ready and take d in total, and returns the end of the last. If ranks share processors,
+// kernels beside them slow down.
+func (st *simStage) copies(w cost.Way, ready, d ir.Seconds) ir.Seconds {
+	end := st.link.Copies(w, ready, d)
+	if share := st.job.shareOfCopies; share > 0 {
+		streams := [...]ir.Stream{cost.Out: ir.D2H, cost.Back: ir.H2D}
+		c := cost.Collective{Stream: streams[w], Share: share, Begin: end - d, D: d}
+		st.beside.Add(&c, d, st.now, func(s ir.Stream, late ir.Seconds) {
+			if s == ir.Compute {
+				st.now, st.busy = st.now+late, st.busy+late
+			}
+		})
+	}
+	return end
+}
+
 func (st *simStage) run(d ir.Seconds) {
+	st.alone += d
 	d = st.beside.Kernel(st.now, d)
 	st.now += d
 	st.busy += d
@@ -284,7 +302,7 @@ func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds
 	if d == 0 {
 		return 0
 	}
-	left := max(st.link.Copies(cost.Out, begin, d), st.now)
+	left := max(st.copies(cost.Out, begin, d), st.now)
 	st.link.Hold(cost.Out, left)
 	return left
 }
@@ -312,7 +330,7 @@ func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	t := &s.Nodes[st.first+a.Task]
 	if copies := s.h2d[t.Home][t.At][t.First+a.Layer]; copies > 0 {
 		gone := s.sent[s.Nodes[t.Undone].Layers+a.Layer]
-		s.back[t.Layers+a.Layer] = st.link.Copies(cost.Back, max(st.now, gone), copies)
+		s.back[t.Layers+a.Layer] = st.copies(cost.Back, max(st.now, gone), copies)
 	}
 }
 

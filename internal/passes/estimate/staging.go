@@ -34,21 +34,21 @@ func (st *simStage) await() {
 
 // resultToHost sends a task's result to the host, where it stays until it is read.
 func (s *Simulation) resultToHost(st *simStage, t *walk.Node, reader int32) {
-	left := st.link.Copies(cost.Out, st.now, s.hiddenOut[t.Subsequence])
+	left := st.copies(cost.Out, st.now, s.hiddenOut[t.Subsequence])
 	st.waits[reader], st.gone[reader], st.lagging = true, left, left
 }
 
 // inputFromHost loads the input of the rank's next task.
 func (s *Simulation) inputFromHost(st *simStage, at int) {
 	if st.waits[at] {
-		st.fetched[at] = st.link.Copies(cost.Back, max(st.now, st.gone[at]), s.hiddenBack[st.tasks[at].Subsequence])
+		st.fetched[at] = st.copies(cost.Back, max(st.now, st.gone[at]), s.hiddenBack[st.tasks[at].Subsequence])
 	}
 }
 
 // kvFromHost loads K and V of a layer of the stage whose backward begins with the rank's next task.
 func (s *Simulation) kvFromHost(st *simStage, a schedule.Action) {
 	if stage := st.tasks[a.Task].Stage; s.Plan.HoldsKVOnHost(stage) {
-		st.kv[[2]int32{int32(stage), a.Layer}] = st.link.Copies(cost.Back, st.now, s.layer(int32(stage), int(a.Layer)).kvBack)
+		st.kv[[2]int32{int32(stage), a.Layer}] = st.copies(cost.Back, st.now, s.layer(int32(stage), int(a.Layer)).kvBack)
 	}
 }
 
@@ -77,6 +77,6 @@ func (s *Simulation) loadInput(st *simStage, a schedule.Action) {
 	of.Subsequence = int(a.Of)
 	st.inputs[a.Of] = 0
 	if s.Plan.InputOffloaded(of, int(a.Layer)) {
-		st.inputs[a.Of] = st.link.Copies(cost.Back, st.now, s.hiddenBack[a.Of])
+		st.inputs[a.Of] = st.copies(cost.Back, st.now, s.hiddenBack[a.Of])
 	}
 }

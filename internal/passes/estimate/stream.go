@@ -142,7 +142,7 @@ func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Secon
 			}
 			st.run(of.before + of.own)
 		case walk.Issue:
-			st.coming = append(st.coming, st.link.Copies(cost.Back, st.ready(x), s.stream.in(*x.Load)))
+			st.coming = append(st.coming, st.copies(cost.Back, st.ready(x), s.stream.in(*x.Load)))
 		case walk.Use:
 			st.waitFor(st.coming[0])
 			st.coming = st.coming[1:]
@@ -151,7 +151,7 @@ func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Secon
 				block++
 			}
 		case walk.Send:
-			left := st.link.Copies(cost.Out, st.now, s.stream.out(*x.Load))
+			left := st.copies(cost.Out, st.now, s.stream.out(*x.Load))
 			st.grads[st.queue.Place(x.Visited)] = left
 			st.freed = [2]ir.Seconds{st.freed[1], left}
 		}

@@ -252,7 +252,10 @@ func (w *world) connect(f *folding) {
 func (w *world) meeting(r *rank, p *port, x *way) *meeting {
 	m := &meeting{need: 2, members: []int32{int32(r.index), x.meets}, link: x.link, price: w.prices.on(x.link)}
 	if p.team {
-		m.members, m.share = x.ranks, w.prices.model.Share(x.link)
+		m.members = x.ranks
+		if !w.prices.one { // otherwise the pool of processors is shared
+			m.share = w.prices.model.Share(x.link)
+		}
 		seen := map[int32]bool{}
 		for _, member := range x.ranks {
 			seen[w.classes[member]] = true

@@ -38,7 +38,12 @@ func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
 func compile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has its own device by default
-	spec, err := lang.Load("../../../examples/"+file, lang.Options{Set: set, Shipped: shipped.Files})
+	return compileFile(t, "../../../examples/"+file, set...)
+}
+
+func compileFile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program) {
+	t.Helper()
+	spec, err := lang.Load(file, lang.Options{Set: set, Shipped: shipped.Files})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -500,6 +505,48 @@ func TestAgreesWithPrediction(t *testing.T) {
 			t.Errorf("%v: exposed %s, predicted %s", set, tl.Exposed(), plan.Time.ExposedTransferS)
 		}
 		near(t, "MFU times makespan", tl.MFU()*float64(tl.Makespan), plan.Throughput.MFU*float64(plan.Time.StepS))
+	}
+}
+
+// It also agrees if replicas divide the experts of a model, or ranks share processors, which collectives and copies then take.
+func TestAgreesOnReplicas(t *testing.T) {
+	const experts = "num_experts = 8 num_experts_per_tok = 2 moe_intermediate_size = 32"
+	models := map[string]string{
+		"latent": "family = deepseek_v3 layers = 4 hidden = 64 heads = 4 ffn = 128 vocab = 256 q_lora_rank = 32 kv_lora_rank = 16 qk_nope_head_dim = 16 qk_rope_head_dim = 8 v_head_dim = 16 " +
+			"shared_expert_intermediate_size = 32 first_k_dense_replace = 1 " + experts,
+		"sinks": "family = gpt_oss layers = 4 hidden = 64 heads = 4 kv_heads = 2 head_dim = 16 ffn = 128 vocab = 256 rope_factor = 32 rope_original = 4096 window = 32 layer_types = [sliding, full] " + experts,
+		"dense": "family = llama layers = 3 hidden = 64 heads = 4 ffn = 128 vocab = 256",
+		"wide":  "family = qwen3_moe layers = 4 hidden = 2048 heads = 32 kv_heads = 4 ffn = 6144 vocab = 32000 num_experts = 64 num_experts_per_tok = 8 moe_intermediate_size = 768",
+	}
+	for _, c := range []struct {
+		models, cluster, dtype string
+		sets                   []string
+	}{
+		{"latent sinks dense", "local(ranks = 4)", "f32", []string{"train.sequence=120", "train.sequence=120 schedule.subsequences=4 schedule.offload=full"}},
+		{"latent sinks", "h100(nodes = 1, gpus_per_node = 4)", "bf16", []string{"train.sequence=120", "train.sequence=4K schedule.subsequences=4"}},
+		{"wide", "h100(nodes = 2, gpus_per_node = 4)", "bf16", []string{"train.sequence=32K schedule.sp=2", "train.sequence=32K schedule.sp=2 schedule.subsequences=4"}},
+	} {
+		for _, m := range strings.Fields(c.models) {
+			cluster, _, _ := strings.Cut(c.cluster, "(")
+			file := filepath.Join(t.TempDir(), "job.sppo")
+			text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = %s }\ncluster c = %s\ntrain { batch = 4 data = random() }\n"+
+				"schedule s { pp = 1 sp = 1 offload = none subsequences = 1 align = 2 sp_mode = ulysses expert_parallel = off }\n", cluster, models[m], c.dtype, c.cluster)
+			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			for _, set := range c.sets {
+				for _, zero := range []string{"0", "2", "3"} {
+					for _, dp := range []string{"2", "4"} {
+						set := append(strings.Fields(set), "schedule.zero="+zero, "schedule.dp="+dp)
+						plan, p := compileFile(t, file, set...)
+						tl := run(t, p, sim.Options{})
+						if ratio := float64(tl.Makespan / plan.Time.StepS); ratio < 0.97 || ratio > 1.03 {
+							t.Errorf("%s on %s, %v: simulated %s, predicted %s: %.3f", m, c.cluster, set, tl.Makespan, plan.Time.StepS, ratio)
+						}
+					}
+				}
+			}
+		}
 	}
 }
 
