@@ -627,12 +627,12 @@ func (e *env) weigh(sequences float64, weight uint32) {
 func (s *lowering) readsPositions() bool {
 	own := s.plan.StagesOf(s.rank)
 	for j, layers := range s.stages {
-		shares := s.trains() && (s.plan.Mux.Left || s.plan.Mux.Right && j > s.rank)
+		left, right := s.trains() && s.plan.Mux.Left && j < s.rank, s.trains() && s.plan.Mux.Right && j > s.rank
 		for _, layer := range layers {
 			if s.layerOfModel(layer).Given(graph.ValuePositions) == graph.Missing {
 				continue
 			}
-			if slices.Contains(own, j) || shares && (s.plan.Mux.Left || s.model.Full(layer)) {
+			if slices.Contains(own, j) || left || right && s.model.Full(layer) {
 				return true
 			}
 		}
