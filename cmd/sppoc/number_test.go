@@ -86,7 +86,7 @@ func TestWhyIdle(t *testing.T) {
 			t.Errorf("there is no %q in\n%s", want, text[strings.Index(text, "Why:"):])
 		}
 	}
-	searched := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle", "--set", "schedule.sp=auto", "--set", "schedule.subsequences=auto", "--set", "schedule.pp=auto"))
+	searched := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle", "--set", "schedule.sp=auto", "--set", "schedule.subsequences=auto", "--set", "schedule.pp=auto", "--set", "schedule.offload=auto"))
 	if want := "None of the settings that were tried is faster: the search has chosen"; !strings.Contains(searched, want) {
 		t.Errorf("there is no %q in\n%s", want, searched)
 	}
