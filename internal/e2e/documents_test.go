@@ -123,7 +123,6 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 				t.Logf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
 			}
 		})
-		lengths, align := listOf(d.plan.Subsequences.Lengths), fmt.Sprint(d.plan.Subsequences.Align)
 		bound := memory.FootprintOf(d.plan)
 		for s, peak := range d.plan.Memory.DevicePeakBytes {
 			if peak > bound.Device[s].Bytes {
@@ -131,7 +130,7 @@ func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
 			}
 		}
 		got := d.run(t, d.drawn())
-		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align))
+		same := d.run(t, append(d.neutral(), d.divided()...))
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)

@@ -233,3 +233,30 @@ func saved(p *plan.Plan, name string) bool {
 	}
 	return false
 }
+
+// If stages share tasks, which layers a stage has determines the order of sums. Otherwise, it does not.
+func TestLayersOfSharingStages(t *testing.T) {
+	c := Case{Family: "llama", KVHeads: 4, Positions: "rope", DType: "f32", PP: 2, SP: 1, DP: 1, N: 4, Microbatch: 1, Batch: 1,
+		Partition: "flops", Offload: "none", Steps: 1, Layers: 6, Sequence: 48, Vocab: tinyVocab}
+	for _, mux := range []string{"off", "right"} {
+		c.Mux = mux
+		var first []string
+		var want *Result
+		for _, layers := range []string{"[3, 3]", "[4, 2]"} {
+			c.LayersPerStage = layers
+			_, p := mustCompile(t, c)
+			got := trained(t, p, open(t, p, 1, nil), func() {})
+			if want == nil {
+				first, want = p.Run.Sums, got
+				continue
+			}
+			alike := len(differing(got.Grads, want.Grads, want.Names)) == 0
+			if alike != (mux == "off") {
+				t.Errorf("mux = %s: with other layers on each stage, gradients have the same bits: %t", mux, alike)
+			}
+			if slices.Equal(p.Run.Sums, first) != alike {
+				t.Errorf("mux = %s: the order of sums is %v, and was %v", mux, p.Run.Sums, first)
+			}
+		}
+	}
+}

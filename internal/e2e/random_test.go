@@ -81,6 +81,16 @@ func (d *drawn) drawn() []string {
 func (d *drawn) neutral() []string { return d.set(func(r request) string { return r.neutral }) }
 func (d *drawn) plain() []string   { return d.set(func(r request) string { return r.plain }) }
 
+// divided pins how the plan of a draw divides the sequence and, if stages share tasks, the layers, which depends on times: with
+// another partition or without recomputation it might be different.
+func (d *drawn) divided() []string {
+	pins := []string{"schedule.subsequences=" + listOf(d.plan.Subsequences.Lengths), fmt.Sprint("schedule.align=", d.plan.Subsequences.Align)}
+	if d.ask("mux") != "off" {
+		pins = append(pins, "schedule.layers_per_stage="+listOf(d.plan.LayersPerStage))
+	}
+	return pins
+}
+
 func pick[V any](r *rand.Rand, values ...V) V { return values[r.IntN(len(values))] }
 
 func between(r *rand.Rand, least, most int) int { return least + r.IntN(most-least+1) }
@@ -495,9 +505,8 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 				t.Logf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
 			}
 		})
-		lengths, align := listOf(d.plan.Subsequences.Lengths), fmt.Sprint(d.plan.Subsequences.Align)
 		got := d.run(t, d.drawn())
-		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align)) // partition = time would choose other lengths
+		same := d.run(t, append(d.neutral(), d.divided()...))
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)

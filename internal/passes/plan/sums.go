@@ -36,6 +36,9 @@ func (p *Plan) Sums() []string {
 	if shared || streamed || !common {
 		list = append(list, fmt.Sprint("pp = ", par.PP), fmt.Sprint("virtual_stages = ", par.VirtualStages))
 	}
+	if shared { // only the last subsequences in the layers of some stages are shared
+		list = append(list, "layers_per_stage = "+strings.Trim(fmt.Sprint(p.LayersPerStage), "[]"))
+	}
 	if streamed || divided { // divided gradients are summed over ranks during the step, at times that depend on the order
 		list = append(list, fmt.Sprint("zero = ", par.Zero), "order = "+par.Order)
 	}
