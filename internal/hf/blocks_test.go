@@ -73,12 +73,19 @@ func e4m3(b byte) float64 {
 // openNoticing opens the weights of a folder, and checks that a notice says what becomes of them.
 func openNoticing(t *testing.T, dir string, list []ir.Tensor, notice string) (*hf.Model, *hf.Weights) {
 	t.Helper()
+	model, w := openFolder(t, dir, list)
+	if !strings.Contains(strings.Join(model.Notices, "\n"), notice) {
+		t.Errorf("notices %q", model.Notices)
+	}
+	return model, w
+}
+
+// openFolder opens the weights of a folder until the test ends.
+func openFolder(t *testing.T, dir string, list []ir.Tensor) (*hf.Model, *hf.Weights) {
+	t.Helper()
 	model, err := hf.ReadModel(dir)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if !strings.Contains(strings.Join(model.Notices, "\n"), notice) {
-		t.Errorf("notices %q", model.Notices)
 	}
 	w, err := model.OpenWeights(list)
 	if err != nil {

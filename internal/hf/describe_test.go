@@ -40,15 +40,7 @@ func TestDescribedIsTheSame(t *testing.T) {
 				if a, b := again.Model.Difference(&program.Model); a != "" && math.Abs(again.Model.AttnScale-program.Model.AttnScale) > 1e-12 {
 					t.Errorf("%s became %s", b, a)
 				}
-				model, err := hf.ReadModel(out)
-				if err != nil {
-					t.Fatal(err)
-				}
-				w, err := model.OpenWeights(program.Tensors)
-				if err != nil {
-					t.Fatal(err)
-				}
-				w.Close()
+				openFolder(t, out, program.Tensors)
 			}
 		})
 	}

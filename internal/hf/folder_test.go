@@ -393,15 +393,7 @@ func TestExportKeepsF32(t *testing.T) {
 		program := compile(t, first, 1, readExpected(t, first), "model.dtype=f32")
 		export := func(from, dtype string) (string, []string) {
 			t.Helper()
-			model, err := hf.ReadModel(from)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w, err := model.OpenWeights(program.Tensors)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
+			model, w := openFolder(t, from, program.Tensors)
 			out := filepath.Join(t.TempDir(), "out")
 			if err := (&hf.Export{Values: w, Tensors: program.Tensors, From: model, DType: dtype}).Write(t.Context(), out); err != nil {
 				t.Fatal(err)

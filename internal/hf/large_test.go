@@ -112,15 +112,7 @@ func TestLargeModelsTakeLittleMemory(t *testing.T) {
 	const ranks, limit = 8, 1 << 30
 	program := compile(t, dir, ranks, expected{Losses: make([]float64, 1024)}, "schedule.sp=8", "schedule.pp=1", "schedule.subsequences=2",
 		"schedule.sp_mode=megatron", "cluster.device_memory=64GiB", "schedule.align=8")
-	model, err := hf.ReadModel(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	weights, err := model.OpenWeights(program.Tensors)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer weights.Close()
+	model, weights := openFolder(t, dir, program.Tensors)
 	device := &sink{}
 	job, err := train.Open(program, func(int) (vm.Device, error) { return device, nil }, train.Options{
 		Weights: weights, Tokens: expected{}, Crew: oneOf(3),

@@ -106,15 +106,7 @@ func (ofFolder) Has(tensor string) bool { return !hf.IsAdapter(tensor) }
 // open starts a job for a program and loads the weights of a folder into it.
 func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *train.Job {
 	t.Helper()
-	model, err := hf.ReadModel(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	weights, err := model.OpenWeights(hf.OfAdapter(program.Tensors, false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { weights.Close() })
+	_, weights := openFolder(t, dir, hf.OfAdapter(program.Tensors, false))
 	pool := simd.NewPool(2)
 	t.Cleanup(pool.Close)
 	job, err := train.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, train.Options{Weights: ofFolder{weights}, Tokens: tokens})

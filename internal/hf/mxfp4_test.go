@@ -124,15 +124,7 @@ func TestMXFP4(t *testing.T) {
 		if err != nil || strings.Contains(string(text), "quantization_config") {
 			t.Errorf("%v: %s", err, text)
 		}
-		again, err := hf.ReadModel(out)
-		if err != nil {
-			t.Fatal(err)
-		}
-		weights, err := again.OpenWeights(list)
-		if err != nil {
-			t.Fatal(err)
-		}
-		weights.Close()
+		openFolder(t, out, list)
 	}
 }
 
